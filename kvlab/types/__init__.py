@@ -1,0 +1,26 @@
+"""Plain data that every part of kvlab speaks: plans and outcomes, requests, read-only views, events, errors."""
+
+from kvlab.types.errors import IllegalDecision, KvlabError, RequestTooLong, UserError, unknown_name
+from kvlab.types.events import BlockEvent, Listener, RequestRecord, StepStats
+from kvlab.types.plan import (
+    Admitted,
+    BlockCopy,
+    Blocked,
+    BlockTransfer,
+    Candidate,
+    Outcome,
+    Plan,
+    Preempted,
+    ScheduledSeq,
+    SeqStart,
+    TokenLogprobs,
+)
+from kvlab.types.request import Request
+from kvlab.types.sampling import SamplingParams
+from kvlab.types.views import BlockView, GroupView, Now, PoolView, QueuesView
+
+__all__ = [
+    "Admitted", "BlockCopy", "BlockEvent", "BlockTransfer", "BlockView", "Blocked", "Candidate", "GroupView", "IllegalDecision",
+    "KvlabError", "Listener", "Now", "Outcome", "Plan", "PoolView", "Preempted", "QueuesView", "Request", "RequestRecord",
+    "RequestTooLong", "SamplingParams", "ScheduledSeq", "SeqStart", "StepStats", "TokenLogprobs", "UserError", "unknown_name",
+]  # fmt: skip

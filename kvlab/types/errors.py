@@ -1,0 +1,35 @@
+"""Errors that users see. A message says what was wrong, what is allowed and what to do, in one or two lines."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KvlabError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class UserError(KvlabError, ValueError):
+    """A wrong value, name or file: the user can mend it. Raised before work starts wherever that is possible."""
+
+
+class RequestTooLong(UserError):
+    """A request that can never fit in the KV pool; the message holds the blocks needed, those there are and what would fit."""
+
+
+class IllegalDecision(KvlabError, RuntimeError):
+    """A policy decided something the engine cannot allow. The message names seam and policy, the decision and what is legal."""
+
+    def __init__(self, seam: str, policy: object, decision: str, allowed: str) -> None:
+        self.seam = seam
+        self.policy = type(policy).__name__
+        super().__init__(f"{seam} policy {self.policy} made an illegal decision: {decision}. Allowed: {allowed}.")
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
+    """A UserError for a name that does not exist, with the nearest match and the whole list."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return UserError(f"Unknown {kind} {name!r}.{hint} Valid: {', '.join(names)}.")

@@ -1,0 +1,178 @@
+"""What one step does (`Plan`) and what came of it (`Outcome`): plain data that can be pickled, printed and compared.
+
+The same plan goes to every runner (torch, simulated, recorded) and, later, to every tensor-parallel rank, so it holds all that
+a runner needs: token ids, changes of block tables, copies and transfers. A runner keeps a row per sequence and applies the changes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvlab.types.sampling import SamplingParams
+
+
+class ScheduledSeq(NamedTuple):
+    """Tokens [first_position, first_position + num_new_tokens) of one sequence are computed in this step.
+
+    Attributes:
+        seq_id: the sequence.
+        first_position: position of the first token computed (0-based; equals the tokens computed so far).
+        num_new_tokens: tokens computed in this step (>= 1). A prefill chunk and a decode differ in nothing else.
+        num_samples: tokens to sample from the last logits: 0 for a chunk that does not reach the sequence's end, 1 as a rule,
+            n when the prompt of a group of n parallel samples is complete (the runner returns n - 1 forks).
+        num_dropped_tokens: tokens at the head whose slots were given up by a compression policy (a multiple of the block size);
+            slot index = position - num_dropped_tokens.
+        num_lookahead_slots: slots reserved past the new tokens (0 today; for speculation).
+    """
+
+    seq_id: int
+    first_position: int
+    num_new_tokens: int
+    num_samples: int = 1
+    num_dropped_tokens: int = 0
+    num_lookahead_slots: int = 0
+
+
+class SeqStart(NamedTuple):
+    """All that a runner must know about a sequence it has not seen, or has been told to forget.
+
+    `cause`: "admit" (first entry), "resume" (after recompute), "swap_in", "fork" (n > 1, beams).
+    `token_ids`: every token so far, prompt and output. `stream`: the sequence's index in its group, part of its randomness.
+    """
+
+    seq_id: int
+    group_id: int
+    cause: str
+    sampling: SamplingParams
+    seed: int
+    stream: int
+    num_prompt_tokens: int
+    token_ids: tuple[int, ...]
+
+
+class BlockCopy(NamedTuple):
+    """Copy all slots of block `source` to block `destination` within the gpu tier, before anything is written in this step."""
+
+    source: int
+    destination: int
+
+
+class BlockTransfer(NamedTuple):
+    """Move a block between tiers; a block is (tier, index). `num_tokens`: filled slots (what a byte count is taken from)."""
+
+    source_tier: str
+    source: int
+    destination_tier: str
+    destination: int
+    num_tokens: int
+
+
+class Admitted(NamedTuple):
+    """A group entered running. `kind`: "new", "resumed" or "swapped_in"; tokens are counted once a group."""
+
+    group_id: int
+    request_id: str
+    kind: str
+    num_tokens: int
+    num_cached_tokens: int
+
+
+class Preempted(NamedTuple):
+    """A group gave way. `mode`: "recompute" or "swap"; `wanted_mode` differs when swap space was short."""
+
+    group_id: int
+    request_id: str
+    mode: str
+    wanted_mode: str
+    num_computed_tokens: int
+    num_blocks: int
+
+
+class Blocked(NamedTuple):
+    """The group at the head of a queue was not let in. `by`: "blocks", "watermark", "policy", "max_num_seqs", "tokens" ..."""
+
+    group_id: int
+    request_id: str
+    by: str
+
+
+class Plan(NamedTuple):
+    """Everything one step does. Order of execution in a runner: forget `released`, add `starts`, apply `tables`, then
+    `swap_out`, `swap_in`, `copies`, then the forward pass over `scheduled` with `token_ids`, then sampling.
+
+    Attributes:
+        step: 0-based step number. now_s: the clock's time (s) at which every decision of the step was made.
+        scheduled: what is computed; `token_ids[i]` are the ids for `scheduled[i]` (length num_new_tokens).
+        tables: seq_id -> block ids to append to the runner's row; `fresh_tables`: seq_id -> the whole row anew.
+        released: sequences the runner must forget (finished, dropped, preempted, aborted) before the step.
+        ended: (group_id, request_id, reason) of groups that the scheduler itself ended in this step (kv_capacity).
+        blocked: why the first group of each queue stayed out.
+    """
+
+    step: int
+    now_s: float
+    scheduled: tuple[ScheduledSeq, ...] = ()
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    starts: tuple[SeqStart, ...] = ()
+    tables: dict[int, tuple[int, ...]] = {}  # noqa: RUF012 - never mutated; a NamedTuple default
+    fresh_tables: dict[int, tuple[int, ...]] = {}  # noqa: RUF012
+    released: tuple[int, ...] = ()
+    swap_out: tuple[BlockTransfer, ...] = ()
+    swap_in: tuple[BlockTransfer, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    admitted: tuple[Admitted, ...] = ()
+    preempted: tuple[Preempted, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
+    ended: tuple[tuple[int, str, str], ...] = ()
+    watermark_blocks: int = 0
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens computed in this step, all sequences together."""
+        return sum(s.num_new_tokens for s in self.scheduled)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to run: no token, no copy, no transfer."""
+        return not (self.scheduled or self.swap_out or self.swap_in or self.copies)
+
+    def decisions(self) -> tuple[object, ...]:
+        """What was decided, without token contents and clock: two runs decided the same iff these are equal step for step."""
+        return (
+            self.step, self.scheduled, tuple(sorted(self.tables.items())), tuple(sorted(self.fresh_tables.items())),
+            self.released, self.swap_out, self.swap_in, self.copies, self.admitted, self.preempted, self.blocked, self.ended,
+        )  # fmt: skip
+
+
+class Candidate(NamedTuple):
+    """A continuation offered to beam search: log-probability (natural log, float64) of `token_id` after its beam."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probability of the accepted token and of the k most likely ones (ids, values), k = SamplingParams.logprobs."""
+
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class Outcome(NamedTuple):
+    """What a runner produced for a plan.
+
+    Attributes:
+        tokens: one tuple per `plan.scheduled` entry: the accepted tokens (0..k; () where num_samples is 0 or the group is a beam).
+        forks: seq_id -> first tokens of the n - 1 further samples (streams 1..n-1) drawn from the same logits.
+        candidates: seq_id -> the 2 * beam_width best continuations, best first (ties: lower id), of beam-search sequences.
+        logprobs: seq_id -> one entry per accepted token, then one per fork, where the request asked for them.
+        execute_s: time the runner took (wall or virtual seconds).
+    """
+
+    step: int
+    tokens: tuple[tuple[int, ...], ...]
+    forks: dict[int, tuple[int, ...]] = {}  # noqa: RUF012
+    candidates: dict[int, tuple[Candidate, ...]] = {}  # noqa: RUF012
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}  # noqa: RUF012
+    execute_s: float = 0.0

@@ -1,0 +1,36 @@
+"""A request as a workload hands it to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlab.types.sampling import SamplingParams
+
+
+@dataclass(slots=True)
+class Request:
+    """One prompt and what to do with it.
+
+    Attributes:
+        request_id: unique in a run.
+        prompt_token_ids: at least one id. `prompt`: the text it came from, where there is one.
+        arrival_s: seconds from the run's start at which the engine may see it.
+        priority: lower goes first (vLLM). tenant: who pays, for fair policies.
+        cache_salt: requests with different salts never share cached blocks.
+        oracle_output_len: the true number of output tokens where a trace knows it; only oracle policies may look.
+        abort_at_s: the client leaves at this time (None: never).
+        session_id, turn: conversation and 0-based turn, for multi-turn workloads.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    prompt: str | None = None
+    arrival_s: float = 0.0
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    oracle_output_len: int | None = None
+    abort_at_s: float | None = None
+    session_id: str | None = None
+    turn: int = 0

@@ -1,0 +1,81 @@
+"""Sampling parameters of a request, checked when made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvlab.types.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when a request ends. Names and defaults follow vLLM's SamplingParams where it has them.
+
+    Attributes:
+        n: parallel samples (with `beam_width` 0). Sample i of a request uses random stream i.
+        beam_width: > 0 selects beam search of that width (temperature and penalties must be neutral); `n` best beams are returned,
+            n <= beam_width.
+        length_penalty: a beam's score is (sum of log-probabilities) / (output tokens ** length_penalty).
+        early_stopping: beam search ends when beam_width beams have ended (True), or when no running beam can still win (False).
+        temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: nucleus and minimum-probability filters.
+        repetition_penalty: > 0, 1 is off, over prompt and output. presence/frequency_penalty: in [-2, 2], over output.
+        seed: None takes one from the engine's seed and the request's number. Randomness is a function of (seed, stream, position).
+        max_tokens, min_tokens: output tokens. stop: strings; stop_token_ids: ids that end the sequence (kept in the output ids).
+        include_stop_str: keep the stop string in the text. ignore_eos: EOS does not end a sequence.
+        logprobs: None, or how many top log-probabilities to return with each token (0: the chosen one's alone).
+    """
+
+    n: int = 1
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    needs_logits_processing: bool = field(init=False, repr=False, default=False)
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, name: str, allowed: str) -> None:
+            if not ok:
+                raise UserError(f"SamplingParams.{name} = {getattr(self, name)!r} is not allowed: {allowed}.")
+
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, (str, int)) else tuple(value))
+        check(self.n >= 1, "n", "at least 1")
+        check(self.beam_width >= 0, "beam_width", "0 (off) or the number of beams")
+        if self.beam_width:
+            check(self.n <= self.beam_width, "n", f"at most beam_width ({self.beam_width})")
+            neutral = (self.temperature == 0 and self.top_k == 0 and self.top_p == 1 and self.min_p == 0
+                       and self.presence_penalty == 0 and self.frequency_penalty == 0 and self.repetition_penalty == 1)  # fmt: skip
+            check(neutral, "beam_width", "beam search takes no temperature, filters or penalties; leave them at their defaults")
+        check(self.temperature >= 0, "temperature", "0 (greedy) or more")
+        check(self.top_k >= 0, "top_k", "0 (off) or more")
+        check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
+        check(0 <= self.min_p < 1, "min_p", "in [0, 1)")
+        check(self.repetition_penalty > 0, "repetition_penalty", "more than 0; 1 is off")
+        check(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]; 0 is off")
+        check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]; 0 is off")
+        check(self.max_tokens >= 1, "max_tokens", "at least 1")
+        check(0 <= self.min_tokens <= self.max_tokens, "min_tokens", f"between 0 and max_tokens ({self.max_tokens})")
+        check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
+        check(self.logprobs is None or 0 <= self.logprobs <= 64, "logprobs", "None or 0 to 64")
+        processing = (self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0)  # fmt: skip
+        object.__setattr__(self, "needs_logits_processing", processing)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences the request holds while it decodes: beam_width, else n."""
+        return self.beam_width or self.n

@@ -1,0 +1,286 @@
+"""The contracts of all seams. A policy is one class in one file and one yaml of the same name under conf/.
+
+Rules for every policy:
+- The constructor only stores and checks parameters; `reset()` (if any state) makes it as new. Deterministic: randomness only from a seed parameter.
+- It sees read-only views, with the step and the engine's time in `Now`; it never reads a clock and never changes an engine object.
+- It owns its metadata and nothing else. The engine checks each decision; an illegal one is an `IllegalDecision` that names the policy.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+from kvlab.types import BlockView, GroupView, Now, PoolView, QueuesView, UserError
+
+
+def require(ok: bool, policy: object, name: str, value: object, allowed: str) -> None:
+    """Check a constructor's parameter; a UserError names the policy, the parameter and what is allowed."""
+    if not ok:
+        raise UserError(f"{type(policy).__name__}.{name} = {value!r} is not allowed: {allowed}.")
+
+
+# ---------------------------------------------------------------- scheduling
+
+
+class SchedulingPolicy(ABC):
+    """Who goes first: the order of the waiting queue (preempted groups stand before it, see the engine)."""
+
+    is_static: ClassVar[bool] = True
+    """True: a group's key never changes while it waits, so it is taken once; False: taken anew each step."""
+
+    @abstractmethod
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        """Sort key, smallest first. Ties go to the earlier submission."""
+
+
+# ------------------------------------------------------------------ batching
+
+RUNNING, WAITING, SWAPPED = "running", "waiting", "swapped"
+
+
+class BatchingPolicy(ABC):
+    """What a step is made of."""
+
+    @abstractmethod
+    def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
+        """Alternatives, tried in order until one schedules something; each is an order of queues ("running", "waiting", "swapped").
+
+        A queue that is left out is not served in this step. Entries are skipped by the engine in a step that preempted.
+        """
+
+    def token_budget(self, queues: QueuesView, max_num_batched_tokens: int) -> int:
+        """Tokens this step may compute. Default: the engine's limit; a policy may return more only if its system has no such limit."""
+        return max_num_batched_tokens
+
+    @abstractmethod
+    def chunk(self, num_uncomputed: int, budget: int, max_num_batched_tokens: int) -> int:
+        """How many of a sequence's `num_uncomputed` tokens to compute now, given `budget` left (>= 1): in [0, min(num_uncomputed, budget)].
+
+        0 leaves it out of this step. Called for decodes too (num_uncomputed = 1).
+        """
+
+
+# ----------------------------------------------------------------- admission
+
+
+class EntryView(Protocol):
+    """A group that wants to enter running, and what it would take. Blocks it would hit in the cache are not needed anew."""
+
+    @property
+    def group(self) -> GroupView:
+        """The group."""
+    @property
+    def kind(self) -> str:
+        """"new", "resumed" or "swapped_in"."""
+    @property
+    def first_chunk_tokens(self) -> int:
+        """Tokens (cached ones included) that its tables would cover after its first chunk."""
+    @property
+    def num_available_blocks(self) -> int:
+        """free + evictable blocks that this group does not hit."""
+    @property
+    def running(self) -> Sequence[GroupView]:
+        """Groups running now."""
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """New blocks needed to hold `num_tokens` tokens of each of its sequences, beyond those found in the cache and shared between them."""
+
+
+class AdmissionPolicy(ABC):
+    """May a group enter running now? Asked for first admission, readmission and swap-in; never for growth, nor when nothing runs."""
+
+    @abstractmethod
+    def admits(self, entry: EntryView, pool: PoolView, now: Now) -> str:
+        """"" lets it in; any other word keeps it out and is recorded as the reason (`admission_blocked_by`), e.g. "watermark"."""
+
+    def headroom_blocks(self, pool: PoolView) -> int:
+        """Blocks it keeps free for running sequences, for the record (`watermark_blocks`)."""
+        return 0
+
+
+# ---------------------------------------------------------------- preemption
+
+
+class VictimView(NamedTuple):
+    """What a preemption mode is told about a victim: tokens to recompute, blocks to move, and the swap space free (blocks)."""
+
+    group: GroupView
+    num_computed_tokens: int
+    num_swap_blocks: int
+    num_free_swap_blocks: int
+    block_bytes: int
+
+
+class PreemptionMode(ABC):
+    """How a victim gives way."""
+
+    @abstractmethod
+    def mode(self, victim: VictimView, now: Now) -> str:
+        """"recompute" or "swap". Where swap space is short the engine falls back to recompute and records both."""
+
+
+class PreemptionPolicy(ABC):
+    """Who gives way when a running sequence can't grow.
+
+    Args:
+        mode: how (a PreemptionMode). protect_oldest: the earliest-admitted running group is never a candidate.
+    """
+
+    def __init__(self, mode: PreemptionMode, protect_oldest: bool = True) -> None:
+        self.mode = mode
+        self.protect_oldest = protect_oldest
+
+    @abstractmethod
+    def victim(self, candidates: Sequence[GroupView], now: Now) -> GroupView:
+        """One of `candidates` (never empty; in order of entry into running, latest last)."""
+
+
+# ------------------------------------------------------------------ eviction
+
+
+class EvictionPolicy(ABC):
+    """Which cached block goes. Candidates are published blocks with ref_count 0.
+
+    Events come in this order for a block: insert (published, still held), any number of release (ref_count fell to 0: a candidate
+    from now on) and hit (reused: no candidate while it is held), at last evict (gone, by this policy or by a reset). Policies with
+    queues skip blocks whose ref_count is above 0 without changing their state.
+    """
+
+    def insert(self, block: BlockView, now: Now) -> None:  # noqa: B027 - optional event
+        """`block` was published. It is held by a table."""
+
+    def hit(self, block: BlockView, now: Now) -> None:  # noqa: B027
+        """A request found `block` and holds it. Called after the allocation succeeded, head to tail."""
+
+    def release(self, block: BlockView, now: Now, preempted: bool) -> None:  # noqa: B027
+        """The last table let go of `block` (`preempted`: because its request was preempted). Called tail first."""
+
+    @abstractmethod
+    def victim(self, now: Now) -> int:
+        """Block id of the next candidate to evict; called only when there is one. Must not forget it: `evict` follows."""
+
+    def evict(self, block: BlockView, now: Now) -> None:  # noqa: B027
+        """`block` is gone from the cache."""
+
+
+class KeyEviction(EvictionPolicy):
+    """For policies that are a sort: implement `key`, the smallest goes. O(log n) an event.
+
+    The key of a block may depend on the block's own record only (it is taken at release and stays valid until its next hit).
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, ...], int]] = []
+        self._keys: dict[int, tuple[float, ...]] = {}
+
+    @abstractmethod
+    def key(self, block: BlockView) -> tuple[float, ...]:
+        """Sort key of a candidate; the smallest is evicted first. Must be unique to the block (end it with a tick)."""
+
+    def release(self, block: BlockView, now: Now, preempted: bool) -> None:
+        """Make it a candidate."""
+        key = self.key(block)
+        self._keys[block.block_id] = key
+        heapq.heappush(self._heap, (key, block.block_id))
+
+    def hit(self, block: BlockView, now: Now) -> None:
+        """Held again: no candidate."""
+        self._keys.pop(block.block_id, None)
+
+    def evict(self, block: BlockView, now: Now) -> None:
+        """Gone."""
+        self._keys.pop(block.block_id, None)
+
+    def victim(self, now: Now) -> int:
+        """The candidate with the smallest key; stale entries are dropped on the way."""
+        while self._keys.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][1]
+
+
+# -------------------------------------------------------------- prefix cache
+
+
+class PrefixCachePolicy(ABC):
+    """What counts as the same prefix."""
+
+    enabled: ClassVar[bool] = True
+
+    @abstractmethod
+    def root(self, cache_salt: str) -> bytes:
+        """Key that stands before the first block. Different salts must give different roots."""
+
+    @abstractmethod
+    def key(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+        """Key of a full block after `parent`. Equal keys mean equal tokens from the prompt's start: collision-free in practice."""
+
+
+# -------------------------------------------------------------- block sizing
+
+
+class BlockSizingPolicy(ABC):
+    """Tokens per block."""
+
+    @abstractmethod
+    def block_size(self, prompt_lens: Sequence[int], max_model_len: int) -> int:
+        """A positive integer, chosen once before the pool is made. `prompt_lens` may be empty."""
+
+
+# -------------------------------------------------------------------- layout
+
+
+class LayoutPolicy(ABC):
+    """How a sequence's blocks lie in physical memory."""
+
+    shares_blocks: ClassVar[bool] = True
+    """False: blocks can't be shared (forks copy, prefix caching is refused): each sequence owns one region."""
+
+    def reserve_blocks(self, num_blocks: int, prompt_tokens: int, max_tokens: int, max_model_len: int, block_size: int) -> int:
+        """Blocks to take at entry for a sequence that needs `num_blocks` now. Default: no more than needed."""
+        return num_blocks
+
+    @abstractmethod
+    def place(self, num_blocks: int, free: FreeView) -> list[int] | None:
+        """Choose `num_blocks` free block ids, in table order; None when the layout can't (fragmentation). Changes nothing."""
+
+
+class FreeView(Protocol):
+    """The free blocks of a pool (nothing in them)."""
+
+    def __len__(self) -> int:
+        """How many."""
+    def lowest(self, num_blocks: int) -> list[int]:
+        """The lowest ids, ascending."""
+    def first_run(self, num_blocks: int) -> int | None:
+        """First id of the lowest run of `num_blocks` consecutive free blocks; None when there is none."""
+
+
+# --------------------------------------------------------------- compression
+
+
+class CompressionPolicy(ABC):
+    """Which tokens of a sequence stay in the cache. Lossless when it keeps all."""
+
+    lossless: ClassVar[bool] = True
+    attention_window: int | None = None
+    """Each query sees at most this many latest positions, itself included; None: all."""
+
+    @abstractmethod
+    def num_droppable_tokens(self, num_computed_tokens: int) -> int:
+        """Tokens at the head that no later query will read. The engine frees whole blocks of them."""
+
+
+# ------------------------------------------------------------------ kv dtype
+
+
+class KVDtypePolicy(ABC):
+    """How K and V are stored."""
+
+    lossless: ClassVar[bool] = True
+
+    @abstractmethod
+    def storage(self, model_dtype: str) -> str:
+        """Storage dtype ("float64", "float32", "float16", "bfloat16") for a model computing in `model_dtype`."""
