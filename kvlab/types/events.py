@@ -24,9 +24,10 @@ class BlockEvent(NamedTuple):
 
 
 class StepStats(NamedTuple):
-    """State after a step's commit, and what the step counted. Units: blocks, tokens, bytes, milliseconds as named.
+    """State after a step's commit, and what the step counted (in this step alone). Units: blocks, tokens, milliseconds as named.
 
-    The recorder turns this into one row; `kvlab.trace.schema` holds the meaning of each column.
+    The recorder turns this into one row; `kvlab.trace.schema` holds the meaning of each column. `now_s` is the plan's time, `end_s` the
+    engine's clock after the commit: with the outcome it is all that a recorded runner needs to give a replay the same clock.
     """
 
     step: int
@@ -62,6 +63,7 @@ class StepStats(NamedTuple):
     schedule_ms: float
     execute_ms: float
     commit_ms: float
+    end_s: float
 
 
 class RequestRecord(NamedTuple):
@@ -69,6 +71,7 @@ class RequestRecord(NamedTuple):
 
     `token_times_s[i]`: when output token i of the first sequence was accepted. `spans`: (state, start_s, end_s) for a timeline,
     states queue, prefill, decode, preempted, swapped. `outputs`: token ids and finish reason of each returned sequence.
+    `texts`: their texts in the same order, where the engine has a tokenizer. `num_output_tokens` counts all sequences.
     """
 
     request_id: str
@@ -92,6 +95,7 @@ class RequestRecord(NamedTuple):
     turn: int
     priority: int
     detail: str = ""
+    texts: tuple[str, ...] = ()
 
 
 class Listener(Protocol):
