@@ -98,7 +98,8 @@ class Blocked(NamedTuple):
 
 class Plan(NamedTuple):
     """Everything one step does. Order of execution in a runner: forget `released`, add `starts`, apply `tables`, then
-    `swap_out`, `swap_in`, `copies`, then the forward pass over `scheduled` with `token_ids`, then sampling.
+    `swap_out`, `copies`, `swap_in`, then the forward pass over `scheduled` with `token_ids`, then sampling. (Copies stand between
+    the transfers: a destination may have been swapped out in this step, and a source may be swapped into.)
 
     Attributes:
         step: 0-based step number. now_s: the clock's time (s) at which every decision of the step was made.

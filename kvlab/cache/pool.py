@@ -1,0 +1,247 @@
+"""`BlockPool`: the one owner of a tier's blocks: reference counts, free blocks and the content map.
+
+    free        nothing in it, on nobody's table
+    used        ref_count >= 1: held by that many tables
+    evictable   published, ref_count 0: still findable by content, may be evicted        free + used + evictable = num_blocks
+
+Failure to allocate is a value (None) and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from kvlab.policies.base import EvictionPolicy, LayoutPolicy
+from kvlab.types import IllegalDecision, Now
+
+
+class CachedBlock:
+    """One physical block's record; what policies see as `BlockView`. `content` is None while it is not published."""
+
+    __slots__ = ("block_id", "content", "counted_tick", "depth", "inserted_s", "inserted_tick", "num_hits", "num_tokens", "parent",
+                 "ref_count", "used_s", "used_tick")  # fmt: skip
+
+    def __init__(self, block_id: int, num_tokens: int) -> None:
+        self.block_id = block_id
+        self.num_tokens = num_tokens
+        self.ref_count = 0
+        self.content: bytes | None = None
+        self.parent: bytes | None = None
+        self.depth = 0
+        self.num_hits = 0
+        self.inserted_tick = self.counted_tick = self.used_tick = 0
+        self.inserted_s = self.used_s = 0.0
+
+
+class FreeBlocks:
+    """The free blocks of a pool, one byte each, so that searches run at memory speed. Satisfies `FreeView`."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._is_free = bytearray(b"\x01") * num_blocks
+        self._len = num_blocks
+        self._hint = 0  # no free id lies below
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __contains__(self, block_id: int) -> bool:
+        return 0 <= block_id < len(self._is_free) and self._is_free[block_id] == 1
+
+    def lowest(self, num_blocks: int) -> list[int]:
+        """The `num_blocks` lowest free ids, ascending (fewer when there are fewer)."""
+        found, start, find = [], self._hint, self._is_free.find
+        for _ in range(num_blocks):
+            block_id = find(1, start)
+            if block_id < 0:
+                break
+            found.append(block_id)
+            start = block_id + 1
+        if found:
+            self._hint = found[0]
+        return found
+
+    def first_run(self, num_blocks: int) -> int | None:
+        """First id of the lowest run of `num_blocks` consecutive free blocks; None when there is none."""
+        start = self._is_free.find(b"\x01" * num_blocks, self._hint)
+        return None if start < 0 else start
+
+    def longest_run(self) -> int:
+        """Length of the longest run of free blocks (0 when none): len(self) minus this is external fragmentation."""
+        return max(map(len, bytes(self._is_free).split(b"\x00")), default=0)
+
+    def take(self, block_ids: Iterable[int]) -> None:
+        """Mark as no longer free."""
+        for block_id in block_ids:
+            self._is_free[block_id] = 0
+            self._len -= 1
+
+    def give(self, block_id: int) -> None:
+        """Mark as free."""
+        self._is_free[block_id] = 1
+        self._len += 1
+        self._hint = min(self._hint, block_id)
+
+
+class BlockPool:
+    """Blocks of one tier.
+
+    Args:
+        tier: "gpu" or "cpu". num_blocks: blocks in it (cpu: may be 0). block_size: tokens per block.
+        eviction: asked which published, unheld block goes; None where nothing is ever published.
+        layout: asked where new blocks lie.
+        on_event: called as (kind, block) on every change, when somebody listens (see `BlockEvent`).
+    """
+
+    def __init__(self, tier: str, num_blocks: int, block_size: int, eviction: EvictionPolicy | None, layout: LayoutPolicy,
+                 on_event: Callable[[str, str, CachedBlock], None] | None = None) -> None:  # fmt: skip
+        self.tier = tier
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.eviction = eviction
+        self.layout = layout
+        self.on_event = on_event
+        self.blocks = [CachedBlock(block_id, block_size) for block_id in range(num_blocks)]
+        self.free = FreeBlocks(num_blocks)
+        self.num_evictable = 0
+        self.num_evicted = 0
+        self.by_content: dict[bytes, CachedBlock] = {}
+        self.tick = 0
+        self.now = Now(0, 0.0)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks with nothing in them."""
+        return len(self.free)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks held by at least one table."""
+        return self.num_blocks - len(self.free) - self.num_evictable
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation could have: free and evictable."""
+        return len(self.free) + self.num_evictable
+
+    def allocate(self, num_blocks: int) -> list[int] | None:
+        """Take `num_blocks` blocks, each with ref_count 1; None (and nothing changed) when there are not so many.
+
+        Free blocks are used before anything is evicted; no more is evicted than is missing.
+        """
+        if num_blocks > len(self.free) + self.num_evictable:
+            return None
+        while len(self.free) < num_blocks:
+            self._evict_one()
+        block_ids = self.layout.place(num_blocks, self.free)
+        if block_ids is None:
+            return None
+        self._check_placed(block_ids, num_blocks)
+        self.free.take(block_ids)
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            block.ref_count = 1
+            if self.on_event:
+                self.on_event("allocate", self.tier, block)
+        return block_ids
+
+    def _check_placed(self, block_ids: list[int], num_blocks: int) -> None:
+        free = self.free
+        if len(block_ids) == 1 == num_blocks and block_ids[0] in free:
+            return
+        if len(block_ids) != num_blocks or len(set(block_ids)) != num_blocks or not all(b in free for b in block_ids):
+            raise IllegalDecision("layout", self.layout, f"placed {num_blocks} blocks at {block_ids[:8]}",
+                                  f"{num_blocks} different free block ids")  # fmt: skip
+
+    def share(self, block_id: int) -> None:
+        """One more table holds a block that is held already (a fork)."""
+        self.blocks[block_id].ref_count += 1
+
+    def find(self, content: bytes) -> int | None:
+        """Block that holds `content`, or None."""
+        block = self.by_content.get(content)
+        return None if block is None else block.block_id
+
+    def hit(self, block_ids: Iterable[int]) -> None:
+        """A table takes hold of published blocks found by content, head to tail."""
+        assert self.eviction is not None
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            if block.ref_count == 0:
+                self.num_evictable -= 1
+            block.ref_count += 1
+            block.num_hits += 1
+            self.tick += 1
+            block.counted_tick = block.used_tick = self.tick
+            block.used_s = self.now.now_s
+            self.eviction.hit(block, self.now)
+            if self.on_event:
+                self.on_event("hit", self.tier, block)
+
+    def release(self, block_ids: Iterable[int], preempted: bool = False) -> None:
+        """A table lets go of blocks; give them tail first, so that a prefix outlives its continuation."""
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            assert block.ref_count > 0, f"block {block_id} of tier {self.tier} released more often than held"
+            block.ref_count -= 1
+            if block.ref_count:
+                continue
+            if block.content is None:
+                self.free.give(block_id)
+                if self.on_event:
+                    self.on_event("free", self.tier, block)
+                continue
+            assert self.eviction is not None
+            self.num_evictable += 1
+            self.tick += 1
+            block.used_tick = self.tick
+            block.used_s = self.now.now_s
+            self.eviction.release(block, self.now, preempted)
+            if self.on_event:
+                self.on_event("release", self.tier, block)
+
+    def publish(self, block_id: int, content: bytes, parent: bytes | None, depth: int) -> bool:
+        """Make a held, full block findable. False when its content is there already: duplicate content keeps the first block."""
+        if content in self.by_content:
+            return False
+        assert self.eviction is not None
+        block = self.blocks[block_id]
+        assert block.content is None and block.ref_count > 0
+        self.tick += 1
+        block.content, block.parent, block.depth, block.num_hits = content, parent, depth, 0
+        block.inserted_tick = block.counted_tick = block.used_tick = self.tick
+        block.inserted_s = block.used_s = self.now.now_s
+        self.by_content[content] = block
+        self.eviction.insert(block, self.now)
+        if self.on_event:
+            self.on_event("publish", self.tier, block)
+        return True
+
+    def _evict_one(self) -> None:
+        assert self.eviction is not None
+        block_id = self.eviction.victim(self.now)
+        block = self.blocks[block_id] if isinstance(block_id, int) and 0 <= block_id < self.num_blocks else None
+        if block is None or block.content is None or block.ref_count:
+            state = "no block of the pool" if block is None else ("held" if block.ref_count else "not cached")
+            raise IllegalDecision("eviction", self.eviction, f"evict block {block_id!r}, which is {state}",
+                                  f"one of the {self.num_evictable} cached blocks that no table holds")  # fmt: skip
+        self._forget(block)
+        self.num_evicted += 1
+
+    def _forget(self, block: CachedBlock) -> None:
+        assert self.eviction is not None and block.content is not None
+        self.eviction.evict(block, self.now)
+        if self.on_event:
+            self.on_event("evict", self.tier, block)
+        del self.by_content[block.content]
+        block.content = block.parent = None
+        self.num_evictable -= 1
+        self.free.give(block.block_id)
+
+    def reset_cache(self) -> bool:
+        """Forget all cached content. False, and nothing changed, while some table holds a block."""
+        if self.num_used:
+            return False
+        for block in sorted(self.by_content.values(), key=attrgetter("block_id")):
+            self._forget(block)
+        return True
