@@ -34,8 +34,8 @@ class AttentionMetadata:
     num_decodes: int
     block_size: int
     window: int | None = None
-    gather_slots: torch.Tensor | None = None
-    """Cache of a backend: derived indices that are the same for every layer of a step."""
+    derived: object = None
+    """A backend's own: indices made from the above once a step, the same for every layer. Leave it None."""
 
 
 class Backend(Protocol):

@@ -1,0 +1,113 @@
+"""Indices into the pool that are the same for every layer of a step: made once a step, kept in the batch's metadata.
+
+A batch is cut into *groups*: decodes of similar context length are one group, each prefill chunk is one of its own. Shapes: S sequences
+of a group, Q query rows of each, L slots read by the longest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvlab.kernels.interface import AttentionMetadata
+
+
+@dataclass(slots=True)
+class Group:
+    """Sequences whose attention is one call.
+
+    Attributes:
+        rows: int64 [S * Q], their rows in the batch, or a slice when they are consecutive.
+        num_seqs, num_queries: S, Q. length: L.
+        slots: int64 [S * L]; where a sequence has fewer than L slots its first one is repeated, and `mask` hides it: unused slots of
+            the pool are never read, so whatever they hold (NaN too) can't leak.
+        mask: bool [S, 1, Q, L], True where a query sees a slot; None: every query sees all (decodes of equal length).
+        is_causal: a whole prompt: query i sees slots 0..i, no mask needed.
+    """
+
+    rows: torch.Tensor | slice
+    num_seqs: int
+    num_queries: int
+    length: int
+    slots: torch.Tensor
+    mask: torch.Tensor | None
+    is_causal: bool = False
+
+
+@dataclass(slots=True)
+class BatchIndex:
+    """`written_rows`: rows with a slot (None: all), `written_slots`: their slots; `groups`: attention calls."""
+
+    written_rows: torch.Tensor | None
+    written_slots: torch.Tensor
+    groups: list[Group]
+
+
+def batch_index(meta: AttentionMetadata) -> BatchIndex:
+    """The indices of a batch; built at the first call of a step."""
+    if not isinstance(meta.derived, BatchIndex):
+        meta.derived = _build(meta)
+    return meta.derived
+
+
+def _build(meta: AttentionMetadata) -> BatchIndex:
+    is_written = meta.slot_mapping_T >= 0
+    rows = None if bool(is_written.all()) else is_written.nonzero().flatten()
+    slots = meta.slot_mapping_T if rows is None else meta.slot_mapping_T[rows]
+    groups = [_decode_group(meta, seqs) for seqs in _similar_lengths(meta)]
+    row = meta.num_decodes
+    for seq in range(meta.num_decodes, len(meta.query_lens)):
+        groups.append(_prefill_group(meta, seq, row))
+        row += meta.query_lens[seq]
+    return BatchIndex(rows, slots, groups)
+
+
+def _read_span(meta: AttentionMetadata, seq: int) -> tuple[int, int]:
+    """First and one past the last slot that any query of a sequence reads."""
+    end = meta.context_lens[seq]
+    if meta.window is None:
+        return 0, end
+    return max(0, end - meta.query_lens[seq] - meta.window + 1), end
+
+
+def _similar_lengths(meta: AttentionMetadata) -> list[list[int]]:
+    """Decodes, cut into groups so that padding stays small. A function of the lengths alone."""
+    spans = [_read_span(meta, seq) for seq in range(meta.num_decodes)]
+    return [list(range(meta.num_decodes))] if spans else []
+
+
+def _decode_group(meta: AttentionMetadata, seqs: list[int]) -> Group:
+    """One query each. Slots are counted from each sequence's first one read."""
+    device = meta.block_tables_SM.device
+    spans = [_read_span(meta, seq) for seq in seqs]
+    lengths = [end - start for start, end in spans]
+    longest = max(lengths)
+    index = torch.arange(longest, device=device)[None, :]
+    length_S1 = torch.tensor(lengths, device=device)[:, None]
+    start_S1 = torch.tensor([start for start, _ in spans], device=device)[:, None]
+    is_seen = index < length_S1
+    positions_SL = torch.where(is_seen, index, 0) + start_S1
+    tables = meta.block_tables_SM[torch.tensor(seqs, device=device)]
+    slots = tables.gather(1, positions_SL // meta.block_size) * meta.block_size + positions_SL % meta.block_size
+    mask = None if min(lengths) == longest else is_seen[:, None, None, :]
+    is_run = seqs == list(range(seqs[0], seqs[0] + len(seqs)))
+    rows = slice(seqs[0], seqs[0] + len(seqs)) if is_run else torch.tensor(seqs, device=device)
+    return Group(rows, len(seqs), 1, longest, slots.flatten(), mask)
+
+
+def _prefill_group(meta: AttentionMetadata, seq: int, row: int) -> Group:
+    """One sequence, several queries: the last `query_lens[seq]` of its slots."""
+    device = meta.block_tables_SM.device
+    num_queries = meta.query_lens[seq]
+    start, end = _read_span(meta, seq)
+    positions_L = torch.arange(start, end, device=device)
+    slots = meta.block_tables_SM[seq, positions_L // meta.block_size] * meta.block_size + positions_L % meta.block_size
+    rows = slice(row, row + num_queries)
+    if num_queries == end and meta.window is None:
+        return Group(rows, 1, num_queries, end, slots, None, is_causal=True)
+    query_Q1 = torch.arange(end - num_queries, end, device=device)[:, None]
+    mask_QL = positions_L[None, :] <= query_Q1
+    if meta.window is not None:
+        mask_QL &= positions_L[None, :] > query_Q1 - meta.window
+    return Group(rows, 1, num_queries, end - start, slots, mask_QL[None, None])

