@@ -1,9 +1,10 @@
 """The contracts of all seams. A policy is one class in one file and one yaml of the same name under conf/.
 
 Rules for every policy:
-- The constructor only stores and checks parameters; `reset()` (if any state) makes it as new. Deterministic: randomness only from a seed parameter.
-- It sees read-only views, with the step and the engine's time in `Now`; it never reads a clock and never changes an engine object.
-- It owns its metadata and nothing else. The engine checks each decision; an illegal one is an `IllegalDecision` that names the policy.
+- The constructor only stores and checks parameters; `reset()` (if any state) makes it as new. Deterministic: randomness only from
+  a seed parameter.
+- It sees read-only views, with the step and the engine's time in `Now`; it never reads a clock nor changes an engine object.
+- It owns its metadata and nothing else. The engine checks each decision: an `IllegalDecision` names the policy that erred.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class SchedulingPolicy(ABC):
 # ------------------------------------------------------------------ batching
 
 RUNNING, WAITING, SWAPPED = "running", "waiting", "swapped"
+NO_TOKEN_LIMIT = 2**31 - 1
+"""Token budget of systems that bound a step by sequences and blocks only."""
 
 
 class BatchingPolicy(ABC):
@@ -46,18 +49,18 @@ class BatchingPolicy(ABC):
 
     @abstractmethod
     def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
-        """Alternatives, tried in order until one schedules something; each is an order of queues ("running", "waiting", "swapped").
+        """Alternatives, tried in order until one schedules something; each is an order of queues (RUNNING, WAITING, SWAPPED).
 
         A queue that is left out is not served in this step. Entries are skipped by the engine in a step that preempted.
         """
 
     def token_budget(self, queues: QueuesView, max_num_batched_tokens: int) -> int:
-        """Tokens this step may compute. Default: the engine's limit; a policy may return more only if its system has no such limit."""
+        """Tokens this step may compute. Default: the engine's limit. More (NO_TOKEN_LIMIT) only if its system has no such limit."""
         return max_num_batched_tokens
 
     @abstractmethod
     def chunk(self, num_uncomputed: int, budget: int, max_num_batched_tokens: int) -> int:
-        """How many of a sequence's `num_uncomputed` tokens to compute now, given `budget` left (>= 1): in [0, min(num_uncomputed, budget)].
+        """How many of a sequence's `num_uncomputed` tokens to compute now: in [0, min(num_uncomputed, budget)]; `budget` left >= 1.
 
         0 leaves it out of this step. Called for decodes too (num_uncomputed = 1).
         """
@@ -86,11 +89,11 @@ class EntryView(Protocol):
         """Groups running now."""
 
     def blocks_for(self, num_tokens: int) -> int:
-        """New blocks needed to hold `num_tokens` tokens of each of its sequences, beyond those found in the cache and shared between them."""
+        """New blocks needed to hold `num_tokens` tokens of each of its sequences, beyond those cached or shared between them."""
 
 
 class AdmissionPolicy(ABC):
-    """May a group enter running now? Asked for first admission, readmission and swap-in; never for growth, nor when nothing runs."""
+    """May a group enter running now? Asked for first admission, readmission and swap-in; not for growth, nor if nothing runs."""
 
     @abstractmethod
     def admits(self, entry: EntryView, pool: PoolView, now: Now) -> str:
@@ -130,6 +133,8 @@ class PreemptionPolicy(ABC):
     """
 
     def __init__(self, mode: PreemptionMode, protect_oldest: bool = True) -> None:
+        require(isinstance(mode, PreemptionMode), self, "mode", mode, "a preemption mode (recompute, swap, cheaper_of_both)")
+        require(isinstance(protect_oldest, bool), self, "protect_oldest", protect_oldest, "true or false")
         self.mode = mode
         self.protect_oldest = protect_oldest
 
@@ -145,8 +150,8 @@ class EvictionPolicy(ABC):
     """Which cached block goes. Candidates are published blocks with ref_count 0.
 
     Events come in this order for a block: insert (published, still held), any number of release (ref_count fell to 0: a candidate
-    from now on) and hit (reused: no candidate while it is held), at last evict (gone, by this policy or by a reset). Policies with
-    queues skip blocks whose ref_count is above 0 without changing their state.
+    from now on) and hit (reused: no candidate while it is held), at last evict (gone, by this policy or by a reset). Policies
+    with queues skip blocks whose ref_count is above 0 without changing their state.
     """
 
     def insert(self, block: BlockView, now: Now) -> None:  # noqa: B027 - optional event
@@ -170,9 +175,14 @@ class KeyEviction(EvictionPolicy):
     """For policies that are a sort: implement `key`, the smallest goes. O(log n) an event.
 
     The key of a block may depend on the block's own record only (it is taken at release and stays valid until its next hit).
+    A subclass with a constructor calls `super().__init__()`.
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """As new."""
         self._heap: list[tuple[tuple[float, ...], int]] = []
         self._keys: dict[int, tuple[float, ...]] = {}
 
@@ -185,6 +195,9 @@ class KeyEviction(EvictionPolicy):
         key = self.key(block)
         self._keys[block.block_id] = key
         heapq.heappush(self._heap, (key, block.block_id))
+        if len(self._heap) > 2 * len(self._keys) + 64:  # entries of blocks hit since: a pool that never evicts would pile them up
+            self._heap = [(key, block_id) for block_id, key in self._keys.items()]
+            heapq.heapify(self._heap)
 
     def hit(self, block: BlockView, now: Now) -> None:
         """Held again: no candidate."""
@@ -215,7 +228,7 @@ class PrefixCachePolicy(ABC):
 
     @abstractmethod
     def key(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
-        """Key of a full block after `parent`. Equal keys mean equal tokens from the prompt's start: collision-free in practice."""
+        """Key of a full block after `parent`. Equal keys mean equal tokens from the prompt's start: no collisions in practice."""
 
 
 # -------------------------------------------------------------- block sizing
@@ -280,7 +293,16 @@ class KVDtypePolicy(ABC):
     """How K and V are stored."""
 
     lossless: ClassVar[bool] = True
+    """Nothing is lost under a float32 model; `lossless_for` answers for any dtype."""
 
     @abstractmethod
     def storage(self, model_dtype: str) -> str:
         """Storage dtype ("float64", "float32", "float16", "bfloat16") for a model computing in `model_dtype`."""
+
+    def lossless_for(self, model_dtype: str) -> bool:
+        """Whether every number of `model_dtype` is stored exactly: exponent and significand bits are as many or more."""
+        stored, model = _BITS[self.storage(model_dtype)], _BITS[model_dtype]
+        return stored[0] >= model[0] and stored[1] >= model[1]
+
+
+_BITS = {"float64": (11, 53), "float32": (8, 24), "float16": (5, 11), "bfloat16": (8, 8)}

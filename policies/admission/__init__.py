@@ -1,0 +1,8 @@
+"""May a group enter running now? Asked whenever something runs; growth of a running group is never asked."""
+
+from kvlab.policies.admission.full_sequence import FullSequence
+from kvlab.policies.admission.none import Unlimited
+from kvlab.policies.admission.reserve_all import ReserveAll
+from kvlab.policies.admission.watermark import Watermark
+
+__all__ = ["FullSequence", "ReserveAll", "Unlimited", "Watermark"]

@@ -1,0 +1,8 @@
+"""What a step is made of: which queues are served, in which order, and how much of a prompt at once."""
+
+from kvlab.policies.batching.chunked import Chunked
+from kvlab.policies.batching.prefill_first import PrefillFirst
+from kvlab.policies.batching.static import Static
+from kvlab.policies.batching.walkthrough import Walkthrough
+
+__all__ = ["Chunked", "PrefillFirst", "Static", "Walkthrough"]

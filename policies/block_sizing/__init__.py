@@ -1,0 +1,5 @@
+"""Tokens per block."""
+
+from kvlab.policies.block_sizing.fixed import Fixed
+
+__all__ = ["Fixed"]
