@@ -1,0 +1,57 @@
+"""kvlab: a workbench for KV-cache policies of LLM serving.
+
+    import kvlab
+    run = kvlab.run(kvlab.compose("+policy=lru", "block_size=8"))
+    runs = kvlab.sweep({"policy": ["lru", "fifo"], "block_size": [8, 16, 32]})
+    kvlab.LLM().generate("The capital of France is")
+
+Names below are imported when they are first used, so that `import kvlab` needs neither torch nor Hydra, plotly or Jupyter.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# name -> module that defines it. Modules are not called like the functions they hold: importing one would hide the function.
+_LAZY = {
+    "LLM": "kvlab.llm",
+    "GenerationOutput": "kvlab.llm",
+    "Run": "kvlab.results",
+    "load_runs": "kvlab.results",
+    "run": "kvlab.running",
+    "sweep": "kvlab.sweeping",
+    "compose": "kvlab.composition",
+    "Request": "kvlab.types",
+    "SamplingParams": "kvlab.types",
+    "UserError": "kvlab.types",
+}
+
+if TYPE_CHECKING:
+    from kvlab.composition import compose as compose
+    from kvlab.llm import LLM as LLM
+    from kvlab.llm import GenerationOutput as GenerationOutput
+    from kvlab.results import Run as Run
+    from kvlab.results import load_runs as load_runs
+    from kvlab.running import run as run
+    from kvlab.sweeping import sweep as sweep
+    from kvlab.types import Request as Request
+    from kvlab.types import SamplingParams as SamplingParams
+    from kvlab.types import UserError as UserError
+
+__all__ = [
+    "LLM", "GenerationOutput", "Request", "Run", "SamplingParams", "UserError", "__version__", "compose", "load_runs", "run", "sweep",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'kvlab' has no attribute {name!r}; it has {', '.join(sorted(_LAZY))}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,178 @@
+"""Configurations from the groups under conf/: `compose(*overrides)`, and one clear message for a wrong key, group or name.
+
+Works in scripts, in notebooks, repeatedly, and inside a running `@hydra.main`: Hydra's global state is put back afterwards.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir, initialize_config_module
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kvlab.config import VALUES, check_value
+from kvlab.types import UserError, unknown_name
+
+CONFIG_MODULE, CONFIG_NAME = "kvlab.conf", "config"
+
+
+@contextmanager
+def _hydra(config_dir: str | Path | None = None) -> Iterator[ConfigLoader]:
+    """Hydra initialised on kvlab's configuration; whatever was initialised before is put back."""
+    backup = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        if config_dir is None:
+            with initialize_config_module(CONFIG_MODULE, job_name="run", version_base=None):
+                yield GlobalHydra.instance().config_loader()
+        else:
+            with initialize_config_dir(str(Path(config_dir).resolve()), job_name="run", version_base=None):
+                yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().clear()
+        GlobalHydra.instance().hydra = backup
+
+
+def compose(*overrides: str) -> DictConfig:
+    """The configuration that `python -m kvlab.experiment OVERRIDES` would run, e.g. `compose("+policy=lru", "block_size=8")`.
+
+    Raises:
+        UserError: wrong syntax, an unknown key, group or name (with the nearest match and the valid ones), or a value outside its range.
+    """
+    with _hydra() as loader:
+        return _compose(loader, overrides)
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Check command-line overrides, sweeps (`block_size=8,16`) included, before anything runs.
+
+    Raises:
+        UserError: as `compose`.
+    """
+    with _hydra() as loader:
+        _check(loader, overrides)
+
+
+def groups() -> dict[str, list[str]]:
+    """Every group of the configuration and its options: `groups()["eviction"]`."""
+    with _hydra() as loader:
+        return _groups(loader)
+
+
+def _compose(loader: ConfigLoader, overrides: Sequence[str]) -> DictConfig:
+    _check(loader, overrides)
+    try:
+        return hydra_compose(CONFIG_NAME, overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise as_user_error(error) from error
+
+
+def as_user_error(error: Exception) -> UserError:
+    """An error of Hydra's as one message, without its hints on debugging."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kept = [line for line in lines if not line.startswith(("Set the environment variable", "See https", "full_key:", "object_type="))]
+    return UserError(" ".join(kept))
+
+
+# ------------------------------------------------------------- checking overrides
+
+
+def _check(loader: ConfigLoader, overrides: Sequence[str]) -> None:
+    parsed = _parse(loader, overrides)
+    options = _groups(loader)
+    for override in parsed:
+        if override.key_or_group in options:
+            _check_choice(override, options)
+    chosen = [o.input_line or "" for o in parsed if o.key_or_group in options and not o.is_sweep_override()]
+    try:
+        config = hydra_compose(CONFIG_NAME, overrides=chosen)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise as_user_error(error) from error
+    for override in parsed:
+        if override.key_or_group not in options and not override.key_or_group.startswith("hydra"):
+            _check_key(override, config, options)
+
+
+def _parse(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
+    for text in overrides:
+        if "=" not in text and not text.startswith("~"):
+            raise UserError(f"{text!r} is not an override: write KEY=VALUE, e.g. block_size=8, eviction=lru or +policy=lru.")
+    try:
+        return list(OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)))
+    except HydraException as error:
+        raise as_user_error(error) from error
+
+
+def _groups(loader: ConfigLoader, parent: str = "") -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in loader.list_groups(parent):
+        group = f"{parent}/{name}" if parent else name
+        if group.startswith("__"):
+            continue
+        if options := loader.get_group_options(group):
+            found[group] = list(options)
+        found |= _groups(loader, group)
+    return found
+
+
+def _choices(override: Override) -> list[Any]:
+    """The values an override asks for: one, or those of `a,b,c`; other sweeps (glob, range) choose from what there is."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return [getattr(v, "text", v) for v in value.list]
+    return [] if override.is_sweep_override() else [getattr(value, "text", value)]
+
+
+def _check_choice(override: Override, options: Mapping[str, list[str]]) -> None:
+    """A group's override: the names must be among its options."""
+    group = override.key_or_group
+    if override.is_delete() or group.startswith("hydra/"):
+        return
+    for choice in _choices(override):
+        for name in choice if isinstance(choice, list) else [choice]:
+            if name is not None and str(name) not in options[group]:
+                raise unknown_name(group, str(name), options[group])
+    if group in ADDITIVE and not override.is_add() and not override.is_force_add():
+        raise UserError(f"Presets are added: write +{group}=NAME (valid: {', '.join(options[group])}).")
+    if group not in ADDITIVE and override.is_add():
+        raise UserError(f"{group!r} already has a choice: write {group}=NAME without '+'.")
+
+
+ADDITIVE = ("policy", "experiment")
+"""Groups of presets: not in the defaults list, so Hydra takes them with `+` only."""
+
+
+def _check_key(override: Override, config: DictConfig, options: Mapping[str, list[str]]) -> None:
+    """A value's override: the key must exist, unless `+` adds a constructor's parameter to a group's node."""
+    key = override.key_or_group
+    first, *rest = key.split(".")
+    top = [str(k) for k in config]
+    if first not in top:
+        raise unknown_name("key or group", key, [*top, *(g for g in options if not g.startswith("hydra"))])
+    if "/" not in key and not override.is_delete():
+        for choice in _choices(override):
+            if key in VALUES:
+                check_value(key, choice)
+            elif not rest and OmegaConf.is_config(config[first]) and not isinstance(choice, dict):
+                raise unknown_name(key, str(choice), options.get(key, list(map(str, config[first]))))
+    node: Any = config[first]
+    for part in rest:
+        if override.is_add() or override.is_force_add() or not isinstance(node, DictConfig):
+            return
+        names = [str(k) for k in node]
+        if part not in names:
+            near = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"Unknown key {key!r}.{hint} Valid under {first}: {', '.join(names)}. To add a parameter: +{override.input_line}.")
+        node = node._get_node(part) if OmegaConf.is_missing(node, part) else node[part]

@@ -1,0 +1,218 @@
+"""A run's configuration as plain data: checked values, objects built from `_target_`, and the run's identity.
+
+Nothing here needs Hydra: `kvlab.composition` makes configurations from the groups under conf/, this module uses them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvlab import __version__
+from kvlab.types import UserError, unknown_name
+
+SEAMS = (
+    "scheduling", "batching", "admission", "preemption", "eviction", "prefix_cache", "block_sizing", "layout", "compression", "kv_dtype",
+)  # fmt: skip
+"""The groups that choose a policy, in the order of `PolicySet`."""
+
+PARTS = ("model", "runner", "cost_model", "workload")
+"""The groups that choose anything else."""
+
+NOT_IDENTITY = ("hydra", "name", "threads")
+"""Keys that change where or how fast a run goes, not what it is."""
+
+DTYPES = ("auto", "float64", "float32", "float16", "bfloat16")
+
+RECORDS = ("steps", "requests", "blocks", "outcomes", "plans")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+Check = tuple[Callable[[Any], bool], str]
+_POSITIVE: Check = (lambda v: _is_int(v) and v >= 1, "a positive integer")
+_POSITIVE_OR_NULL: Check = (lambda v: v is None or (_is_int(v) and v >= 1), "a positive integer, or null")
+
+VALUES: dict[str, Check] = {
+    "block_size": (_POSITIVE[0], "a positive integer (tokens per block)"),
+    "num_blocks": (_POSITIVE_OR_NULL[0], "a positive integer, or null (taken from kv_cache_tokens or from the free memory)"),
+    "kv_cache_tokens": (_POSITIVE_OR_NULL[0], "a positive integer, or null (taken from the free memory)"),
+    "memory_fraction": (lambda v: _is_number(v) and 0 < v <= 1, "a number in (0, 1] (share of the free memory)"),
+    "num_cpu_blocks": (lambda v: _is_int(v) and v >= 0, "0 (no swap) or a positive integer"),
+    "watermark": (lambda v: _is_number(v) and 0 <= v < 1, "a number in [0, 1) (share of the pool kept free at admission)"),
+    "max_num_seqs": _POSITIVE,
+    "max_num_batched_tokens": _POSITIVE,
+    "max_model_len": (_POSITIVE_OR_NULL[0], "a positive integer (tokens), or null (the model's own limit)"),
+    "dtype": (lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}"),
+    "device": (lambda v: isinstance(v, str) and v != "", "auto, cpu, cuda, cuda:0, ..."),
+    "threads": _POSITIVE_OR_NULL,
+    "seed": (lambda v: _is_int(v) and v >= 0, "0 or a positive integer"),
+    "run": (lambda v: v is None or (isinstance(v, str) and v != ""), "the folder of a recorded run, or null"),
+}
+"""Top-level values: what is allowed, as a test and in words."""
+
+
+def check_value(key: str, value: object) -> None:
+    """UserError if a top-level value is not allowed; keys without a rule pass."""
+    if key in VALUES and not VALUES[key][0](value):
+        raise UserError(f"{key} = {value!r} is not allowed: {VALUES[key][1]}.")
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Check a whole plain configuration before anything is loaded or written.
+
+    Raises:
+        UserError: an unknown or missing key, or a value outside its range.
+    """
+    known = [*VALUES, *SEAMS, *PARTS, "record", "hydra", "name"]
+    for key in config:
+        if key not in known:
+            raise unknown_name("key", str(key), known)
+    for key in (*VALUES, *SEAMS, "model", "runner", "workload", "record"):
+        if key not in config:
+            raise UserError(f"The configuration has no {key!r}. Make one with kvlab.compose(...), or take a run folder's config.yaml.")
+    for key, value in config.items():
+        check_value(key, value)
+    record = config["record"]
+    if not isinstance(record, Mapping):
+        raise UserError(f"record = {record!r} is not allowed: a mapping of {', '.join(RECORDS)} to true or false.")
+    for name, value in record.items():
+        if name not in RECORDS:
+            raise unknown_name("key of record", str(name), RECORDS)
+        if not isinstance(value, bool):
+            raise UserError(f"record.{name} = {value!r} is not allowed: true or false.")
+
+
+def find_class(target: str) -> Callable[..., Any]:
+    """The class or function that `package.module.Name` names; `__main__.Name` finds one from a notebook cell.
+
+    Raises:
+        UserError: there is no such module or name; the message lists the module's classes.
+    """
+    module_name, _, name = target.rpartition(".")
+    if not module_name:
+        raise UserError(f"_target_ = {target!r} is not allowed: package.module.Name, or __main__.Name for a class of a notebook.")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not (module_name + ".").startswith(error.name + "."):
+            raise UserError(f"_target_ = {target!r} needs the module {error.name!r}, which is not installed.") from error
+        raise UserError(f"_target_ = {target!r}: there is no module {error.name!r}. Is its folder on PYTHONPATH?") from error
+    found = getattr(module, name, None)
+    if callable(found):
+        return found
+    own = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_") and getattr(v, "__module__", "") == module_name]
+    raise unknown_name(f"name in _target_ ({module_name})", name, own)
+
+
+def build(node: Mapping[str, Any], **context: Any) -> Any:
+    """The object a node with `_target_` describes; nested nodes with `_target_` are built first.
+
+    `context`: further arguments, each given only if the constructor has a parameter of that name.
+
+    Raises:
+        UserError: unknown class, unknown or missing parameter, or whatever the constructor refuses.
+    """
+    if "_target_" not in node:
+        raise UserError(f"A configuration node without _target_ can't be built: {dict(node)!r}.")
+    target = str(node["_target_"])
+    factory = find_class(target)
+    args = {k: _build_nested(v) for k, v in node.items() if k != "_target_"}
+    signature = inspect.signature(factory)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    names = [n for n, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for name in args:
+        if name not in names and not takes_any:
+            raise unknown_name(f"parameter of {target}", name, names) if names else UserError(f"{target} takes no parameters, not {name!r}.")
+    args |= {k: v for k, v in context.items() if k in names and k not in args}
+    missing = [n for n in names if n not in args and signature.parameters[n].default is inspect.Parameter.empty]
+    if missing:
+        raise UserError(f"{target} needs a value for {', '.join(missing)}.")
+    return factory(**args)
+
+
+def _build_nested(value: Any) -> Any:
+    if isinstance(value, Mapping) and "_target_" in value:
+        return build(value)
+    return value
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """A DictConfig (resolved) or a mapping as plain dicts, lists and scalars; `hydra`'s own settings are left out.
+
+    Raises:
+        UserError: a value is missing (`???`) or an interpolation names a key that isn't there.
+    """
+    if type(config).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            config = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            raise UserError(f"The configuration can't be resolved: {str(error).splitlines()[0]}.") from error
+    if not isinstance(config, Mapping):
+        raise UserError(f"A configuration is a DictConfig from kvlab.compose(...) or a dict, not {type(config).__name__}.")
+    return {str(k): _plain(v) for k, v in config.items() if k != "hydra"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def foreign_source(factory: Any) -> str | None:
+    """Source text of a class or function that is not kvlab's; "" for kvlab's own, None where the source can't be had."""
+    if getattr(factory, "__module__", "").split(".")[0] == "kvlab":
+        return ""
+    try:
+        return inspect.getsource(factory)
+    except (OSError, TypeError):
+        return None
+
+
+def identity(config: Mapping[str, Any], model_checksum: str, policies: Mapping[str, Any] | None = None) -> str | None:
+    """What makes two runs the same experiment, as a hex digest: configuration, kvlab's version, model, source of foreign classes.
+
+    `policies`: objects given in place of configured ones. None where a class has no source: such a run is never taken for another.
+    """
+    sources: dict[str, str] = {}
+    for target in _targets({k: v for k, v in config.items() if k not in (policies or {})}):
+        sources[target] = _digest_or_none(find_class(target)) or ""
+        if _digest_or_none(find_class(target)) is None:
+            return None
+    for seam, policy in (policies or {}).items():
+        digest = _digest_or_none(type(policy))
+        if digest is None:
+            return None
+        sources[seam] = f"{type(policy).__qualname__} {digest} {sorted(vars(policy).items(), key=lambda item: item[0])!r}"
+    kept = {k: v for k, v in config.items() if k not in NOT_IDENTITY and k not in (policies or {})}
+    text = json.dumps([kept, __version__, model_checksum, sources], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _targets(node: Any) -> list[str]:
+    if isinstance(node, Mapping):
+        own = [str(node["_target_"])] if "_target_" in node else []
+        return own + [t for v in node.values() for t in _targets(v)]
+    if isinstance(node, list):
+        return [t for v in node for t in _targets(v)]
+    return []
+
+
+def _digest_or_none(factory: Any) -> str | None:
+    source = foreign_source(factory)
+    return None if source is None else (hashlib.sha256(source.encode()).hexdigest()[:16] if source else "kvlab")

@@ -1,0 +1,19 @@
+"""Rules for all tests: a skipped test in CI is a failure, because nobody reads a skip."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """With CI=true, turn a session with skipped tests into a failed one (on the xdist controller, which sees all reports)."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or os.environ.get("CI", "").lower() not in ("true", "1"):
+        return
+    skipped = reporter.stats.get("skipped", [])
+    if skipped and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        reporter.write_line(f"{len(skipped)} skipped test(s) fail this session, because CI=true.", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,122 @@
+"""A wheel holds everything under one import name, and `import kvlab` needs none of the heavy packages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def python(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of the tracked layout, without network and without leaving build products in the repository."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "kvlab", "kernels", "policies", "conf"):
+        if (ROOT / name).exists():
+            subprocess.run(["cp", "-r", "-P", str(ROOT / name), str(source / name)], check=True)
+    if not (source / "README.md").exists():
+        (source / "README.md").write_text("kvlab\n")
+    out = tmp_path_factory.mktemp("wheel")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out), str(source)],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return next(out.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_wheel_holds_all_folders_as_subpackages(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {t for t in tops if not t.endswith(".dist-info")} == {"kvlab"}
+    for folder in ("kernels", "policies", "conf"):
+        here = {f"kvlab/{p.relative_to(ROOT)}" for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".yaml", ".jsonl")}
+        assert here <= set(names), sorted(here - set(names))
+    assert "kvlab/py.typed" in names
+    assert "kvlab/conf/hydra/job_logging/kvlab.yaml" in names
+
+
+@pytest.mark.slow
+def test_installed_wheel_imports_and_composes(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel)], check=True, timeout=240
+    )
+    code = """
+import sys, kvlab, kvlab.kernels, kvlab.policies
+config = kvlab.compose("+policy=fifo", "block_size=7")
+print(kvlab.__file__, kvlab.policies.__file__, config.eviction._target_, config.block_sizing.tokens)
+for name in ("kernels", "policies", "conf"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    sys.exit(f"top-level {name} was importable")
+"""
+    done = python(code, tmp_path, PYTHONPATH=str(site))
+    assert done.returncode == 0, done.stderr
+    file, policies_file, target, tokens = done.stdout.split()
+    assert file == str(site / "kvlab/__init__.py")
+    assert policies_file == str(site / "kvlab/policies/__init__.py")
+    assert (target, tokens) == ("kvlab.policies.eviction.fifo.Fifo", "7")
+
+
+BLOCKER = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}} (blocked)", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def test_import_needs_nothing_heavy() -> None:
+    blocked = ("torch", "hydra", "omegaconf", "plotly", "ipywidgets", "IPython", "jupyterlab", "pandas", "transformers", "triton", "tqdm")
+    done = python(BLOCKER.format(blocked=blocked) + "import kvlab; print(kvlab.__version__, kvlab.SamplingParams(max_tokens=3).max_tokens)", ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [version(), "3"]
+
+
+def test_engine_side_imports_without_doors() -> None:
+    blocked = ("hydra", "omegaconf", "plotly", "ipywidgets", "anywidget", "IPython", "jupyterlab", "pyarrow")
+    code = BLOCKER.format(blocked=blocked) + "import kvlab, kvlab.llm, kvlab.running, kvlab.results; print(kvlab.LLM.__name__, kvlab.run.__name__)"
+    done = python(code, ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["LLM", "run"]
+
+
+def test_unknown_attribute_lists_names() -> None:
+    import kvlab
+
+    with pytest.raises(AttributeError, match="load_runs"):
+        _ = kvlab.load_run
+
+
+def version() -> str:
+    found = re.search(r'__version__ = "(.+)"', (ROOT / "kvlab/__init__.py").read_text())
+    assert found is not None
+    return found[1]
+
+
+def test_constraints_pin_every_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
+    names = {re.split(r"[<>=; ]", d)[0].lower() for d in wanted}
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    pinned = {line.split("==")[0].lower(): line for line in lines}
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    assert names - set(pinned) == set()
+    assert "omegaconf" not in names, "hydra-core knows the omegaconf it works with"
