@@ -55,12 +55,12 @@ class BatchingPolicy(ABC):
         """
 
     def token_budget(self, queues: QueuesView, max_num_batched_tokens: int) -> int:
-        """Tokens this step may compute. Default: the engine's limit. More (NO_TOKEN_LIMIT) only if its system has no such limit."""
+        """Tokens this step may compute. Default: the engine's limit; NO_TOKEN_LIMIT if its system has none."""
         return max_num_batched_tokens
 
     @abstractmethod
     def chunk(self, num_uncomputed: int, budget: int, max_num_batched_tokens: int) -> int:
-        """How many of a sequence's `num_uncomputed` tokens to compute now: in [0, min(num_uncomputed, budget)]; `budget` left >= 1.
+        """How many of a sequence's `num_uncomputed` tokens to compute now: in [0, min(num_uncomputed, budget)], budget >= 1.
 
         0 leaves it out of this step. Called for decodes too (num_uncomputed = 1).
         """

@@ -18,8 +18,8 @@ class CheaperOfBoth(PreemptionMode):
     """
 
     def __init__(self, swap_gb_per_s: float = 20.0, prefill_tokens_per_s: float = 10_000.0) -> None:
-        require(swap_gb_per_s > 0, self, "swap_gb_per_s", swap_gb_per_s, "more than 0 (10^9 bytes per second)")
-        require(prefill_tokens_per_s > 0, self, "prefill_tokens_per_s", prefill_tokens_per_s, "more than 0 (tokens per second)")
+        for name, value in (("swap_gb_per_s", swap_gb_per_s), ("prefill_tokens_per_s", prefill_tokens_per_s)):
+            require(isinstance(value, (int, float)) and value > 0, self, name, value, "a number above 0")
         self.swap_gb_per_s = swap_gb_per_s
         self.prefill_tokens_per_s = prefill_tokens_per_s
 
