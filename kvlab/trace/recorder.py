@@ -1,0 +1,248 @@
+"""The recorder: an engine listener that turns steps, requests and block events into frames, in memory or in a run folder.
+
+In the hot path it only appends tuples; every few seconds rows are written as part files (see `store`) and dropped from memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import pandas as pd
+
+from kvlab.trace import store
+from kvlab.trace.frames import raw_frame, request_row, with_derived
+from kvlab.trace.outcomes import OUTCOMES_FILE, outcome_line
+from kvlab.trace.plans import PLANS_FILE, plan_line
+from kvlab.types import BlockEvent, Outcome, Plan, RequestRecord, StepStats, UserError
+
+DEVICE_SAMPLE_S = 0.05  # torch's memory statistics take tens of microseconds to read: sampled, not read each step
+
+
+@dataclass(frozen=True, slots=True)
+class RecordConfig:
+    """What to keep. `outcomes` is what `runner=recorded` replays; `plans` is for comparing decisions; both need a run folder."""
+
+    steps: bool = True
+    requests: bool = True
+    blocks: bool = False
+    outcomes: bool = False
+    plans: bool = False
+
+
+class MemorySource(Protocol):
+    """Where measured bytes come from; every runner is one."""
+
+    @property
+    def kv_bytes_allocated(self) -> int:
+        """Bytes of the KV tensors, from the tensors."""
+
+    def device_memory(self) -> Sequence[int] | None:
+        """(allocated, reserved) bytes on the device; None where there is none."""
+
+
+class Recorder:
+    """Listens to an engine. With a folder it writes as the run goes; without one it keeps every row in memory.
+
+    Args:
+        folder: run folder (it must exist), or None for memory only. A probe file is written at once, so that a folder without
+            space or permission fails before work starts.
+        record: which tables to keep.
+        memory: the runner, asked for measured bytes.
+        buffer_rows, buffer_s: rows and seconds kept in memory between two writes; seconds grow to 1 % of the run's length.
+
+    Raises UserError, naming the path, when the disk refuses; what was recorded before stays readable. Use as a context manager,
+    or call `close()`: it turns the part files into `steps.parquet`, `requests.parquet` and `blocks.parquet`.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        record: RecordConfig = RecordConfig(),
+        *,
+        memory: MemorySource | None = None,
+        buffer_rows: int = 4096,
+        buffer_s: float = 2.0,
+    ) -> None:
+        if folder is None and (record.outcomes or record.plans):
+            raise UserError("Recording outcomes or plans needs a run folder: give one, or set record.outcomes=false, record.plans=false.")
+        self.folder = folder
+        self.record = record
+        self._memory = memory
+        self._buffer_rows = buffer_rows
+        self._buffer_s = buffer_s
+        self._rows: dict[str, list[Sequence[Any]]] = {t: [] for t in ("steps", "requests", "blocks") if getattr(record, t)}
+        self._num_parts = dict.fromkeys(self._rows, 0)
+        self._statm = _statm(os.getpid())
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE") if self._statm is not None else 0
+        self._device: tuple[int | None, int | None] = (None, None)
+        self._device_s = float("-inf")
+        self._kv_bytes = memory.kv_bytes_allocated if memory is not None else None
+        self._owed_s = 0.0
+        self._lines: dict[str, IO[str]] = {}
+        self._closed = False
+        self._started_s = self._flushed_s = time.perf_counter()
+        if folder is not None:
+            self._prepare(folder)
+
+    def _prepare(self, folder: Path) -> None:
+        """Make the folder for parts and open the line files; fails here if the folder can't be written or holds another run."""
+        if any(folder.glob(f"{store.PARTS}/*-*")) or any((folder / f"{t}{store.suffix()}").exists() for t in self._rows):
+            raise UserError(f"{folder} holds the records of another run. Choose another run folder, or remove them.")
+        try:
+            (folder / store.PARTS).mkdir(exist_ok=True)
+        except OSError as error:
+            raise store.disk_error(folder, error) from error
+        probe = folder / store.PARTS / "probe"
+        with store.atomic(probe) as file:
+            file.write(bytes(1 << 16))
+        probe.unlink()
+        for name, wanted in ((OUTCOMES_FILE, self.record.outcomes), (PLANS_FILE, self.record.plans)):
+            if wanted:
+                self._lines[name] = open(folder / name, "w", encoding="utf-8", buffering=1 << 18)  # noqa: SIM115 - closed by close()
+
+    # ------------------------------------------------------------- listening
+
+    @property
+    def wants_block_events(self) -> bool:
+        """True when block events are recorded."""
+        return self.record.blocks
+
+    def on_step(self, plan: Plan, outcome: Outcome, stats: StepStats) -> None:
+        """Keep one step's row, with what is measured here and the time it took."""
+        start = time.perf_counter()
+        if self.folder is not None:
+            self._flush_if_due(start)
+            if self._lines:
+                self._write_lines(plan, outcome, stats)
+        rows = self._rows.get("steps")
+        if rows is None:
+            return
+        rss = int(os.pread(self._statm, 64, 0).split()[1]) * self._page_bytes if self._statm is not None else None
+        if self._memory is not None and start - self._device_s > DEVICE_SAMPLE_S:
+            self._sample_device(start)
+        record_ms = (time.perf_counter() - start + self._owed_s) * 1e3
+        self._owed_s = 0.0
+        rows.append((*stats, record_ms, rss, self._kv_bytes, *self._device))
+
+    def on_request(self, record: RequestRecord) -> None:
+        """Keep one ended request's row."""
+        start = time.perf_counter()
+        rows = self._rows.get("requests")
+        if rows is not None:
+            rows.append(request_row(record))
+        self._owed_s += time.perf_counter() - start
+
+    def on_block(self, event: BlockEvent) -> None:
+        """Keep one block event's row."""
+        self._rows["blocks"].append(event)
+
+    def _sample_device(self, now: float) -> None:
+        assert self._memory is not None
+        self._device_s = now
+        self._kv_bytes = self._memory.kv_bytes_allocated
+        measured = self._memory.device_memory()
+        self._device = (None, None) if measured is None else (measured[0], measured[1])
+
+    def _write_lines(self, plan: Plan, outcome: Outcome, stats: StepStats) -> None:
+        try:
+            if OUTCOMES_FILE in self._lines:
+                self._lines[OUTCOMES_FILE].write(outcome_line(plan, outcome, stats))
+            if PLANS_FILE in self._lines:
+                self._lines[PLANS_FILE].write(plan_line(plan))
+        except OSError as error:
+            self._give_up(error)
+
+    # --------------------------------------------------------------- writing
+
+    def _flush_if_due(self, now: float) -> None:
+        wait_s = max(self._buffer_s, 0.01 * (now - self._started_s))
+        if now - self._flushed_s > wait_s or any(len(rows) >= self._buffer_rows for rows in self._rows.values()):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write buffered rows to the folder and drop them from memory. Does nothing without a folder."""
+        if self.folder is None or self._closed:
+            return
+        self._flushed_s = time.perf_counter()
+        for table, rows in self._rows.items():
+            if rows:
+                try:
+                    store.write_part(self.folder, table, self._num_parts[table] + 1, rows)
+                except UserError:
+                    self._abandon()
+                    raise
+                self._num_parts[table] += 1
+                rows.clear()
+        try:
+            for file in self._lines.values():
+                file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Write what is left and merge the parts into one file a table. Does nothing when called again, or after a disk error."""
+        if self._closed:
+            return
+        if self.folder is not None:
+            self.flush()
+            for table in self._rows:
+                store.merge_parts(self.folder, table)
+            with suppress(OSError):  # not empty: a part that could not be read is kept
+                (self.folder / store.PARTS).rmdir()
+        self._abandon()
+
+    def _give_up(self, error: OSError) -> None:
+        """A line file can't be written: stop recording and say so."""
+        assert self.folder is not None
+        self._abandon()
+        raise store.disk_error(self.folder / OUTCOMES_FILE, error) from error
+
+    def _abandon(self) -> None:
+        """Close what is open. Parts and lines written so far stay as they are."""
+        self._closed = True
+        for file in self._lines.values():
+            with suppress(OSError):
+                file.close()
+        self._lines.clear()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --------------------------------------------------------------- reading
+
+    def steps(self) -> pd.DataFrame:
+        """One row a step so far; columns of `schema.STEPS`."""
+        return self._frame("steps")
+
+    def requests(self) -> pd.DataFrame:
+        """One row an ended request so far; columns of `schema.REQUESTS`."""
+        return self._frame("requests")
+
+    def blocks(self) -> pd.DataFrame:
+        """One row a block event so far; columns of `schema.BLOCKS`."""
+        return self._frame("blocks")
+
+    def _frame(self, table: str) -> pd.DataFrame:
+        if self.folder is not None:
+            self.flush()
+            return store.read_table(self.folder, table)
+        return with_derived(table, raw_frame(table, self._rows.get(table, [])))
+
+
+@functools.cache
+def _statm(pid: int) -> int | None:
+    """A descriptor of this process's memory counters (Linux), kept open: reading it takes two microseconds. None elsewhere."""
+    try:
+        return os.open(f"/proc/{pid}/statm", os.O_RDONLY)
+    except OSError:
+        return None

@@ -1,0 +1,203 @@
+"""Tables on disk: parquet where pyarrow is installed, JSON lines where it is not. Every file appears whole or not at all.
+
+While a run goes its rows are written as numbered part files in `.parts/`; at the end they become one file. Readers take either.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+
+from kvlab.trace.frames import raw_frame, series, with_derived
+from kvlab.trace.schema import TABLES, Column, recorded
+from kvlab.types import UserError
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError:  # a GPU machine may have torch and pandas alone
+    pa = pq = None
+
+PARTS = ".parts"
+
+
+def disk_error(path: Path, error: OSError) -> UserError:
+    """An OSError while writing as one message that names the path and what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return UserError(f"No space left to write {path} ({error.strerror}). Free some, or choose another run folder.")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError(f"No permission to write {path} ({error.strerror}). Allow it, or choose another run folder.")
+    return UserError(f"Can't write {path}: {error.strerror or error}. Choose another run folder.")
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that takes the place of `path` when the block ends well, and leaves nothing behind when it doesn't.
+
+    Raises UserError naming the path if the disk refuses.
+    """
+    tmp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(tmp, "wb") as file:
+            yield file
+        os.replace(tmp, path)
+    except BaseException as error:
+        with suppress(OSError):
+            tmp.unlink()
+        if isinstance(error, OSError):
+            raise disk_error(path, error) from error
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically (UTF-8)."""
+    with atomic(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a small JSON file atomically; numbers that are not finite become null."""
+    write_text(path, json.dumps(_finite(value), indent=2) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
+def suffix() -> str:
+    """What tables are written as on this machine."""
+    return ".parquet" if pq is not None else ".jsonl"
+
+
+def write_part(folder: Path, table: str, number: int, rows: Sequence[Sequence[Any]]) -> None:
+    """Write rows (in the order of `schema.recorded`) as part `number` (from 1) of a table."""
+    columns = recorded(table)
+    with atomic(folder / PARTS / f"{table}-{number:05d}{suffix()}") as file:
+        if pq is None:
+            file.writelines(_json_line(columns, row) for row in rows)
+            return
+        cells = list(zip(*rows, strict=True))
+        arrays = [pa.array(cell, type=_arrow_type(c.dtype)) for c, cell in zip(columns, cells, strict=True)]
+        _write_arrow(file, [pa.table(arrays, names=[c.name for c in columns])])
+
+
+def merge_parts(folder: Path, table: str) -> None:
+    """Turn a table's parts into one file with derived columns, one part in memory at a time; then remove the parts."""
+    columns = TABLES[table]
+    parts = part_paths(folder, table)
+    with atomic(folder / f"{table}{suffix()}") as file:
+        frames = _derived_parts(table, parts)
+        if pq is None:
+            for frame in frames:
+                file.writelines(_json_line(columns, row) for row in frame.itertuples(index=False))
+        else:
+            _write_arrow(file, (_arrow_table(columns, frame) for frame in frames))
+    for part in parts:
+        part.unlink(missing_ok=True)
+
+
+def _derived_parts(table: str, parts: Sequence[Path]) -> Iterator[pd.DataFrame]:
+    """Each part's frame with derived columns; at least one (empty) frame, so that an empty table has its columns too."""
+    previous_end_s = None
+    for part in parts:
+        frame = with_derived(table, read_file(part, recorded(table)), previous_end_s)
+        if table == "steps" and len(frame):
+            previous_end_s = float(frame["end_s"].iloc[-1])
+        yield frame
+    if not parts:
+        yield with_derived(table, raw_frame(table, []))
+
+
+def part_paths(folder: Path, table: str) -> list[Path]:
+    """The part files of a table, in order."""
+    found = [p for s in (".parquet", ".jsonl") for p in (folder / PARTS).glob(f"{table}-*{s}")]
+    return sorted(found, key=lambda p: p.stem)
+
+
+def read_table(folder: Path, table: str, note: Callable[[str], None] | None = None) -> pd.DataFrame:
+    """A table of a run folder as a frame: the merged file, else its parts, else an empty frame.
+
+    Damaged files are left out; `note` hears of each ("steps-00003.parquet is damaged: ..."). Without `note` they raise UserError.
+    """
+    for path in (folder / f"{table}.parquet", folder / f"{table}.jsonl"):
+        if path.exists() and (whole := _try_read(path, TABLES[table], note)) is not None:
+            return whole
+    frames = [f for p in part_paths(folder, table) if (f := _try_read(p, recorded(table), note)) is not None]
+    rows = pd.concat(frames, ignore_index=True) if frames else raw_frame(table, [])
+    return with_derived(table, rows)
+
+
+def _try_read(path: Path, columns: Sequence[Column], note: Callable[[str], None] | None) -> pd.DataFrame | None:
+    try:
+        return read_file(path, columns)
+    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:  # pyarrow's errors are ValueErrors and OSErrors
+        message = f"{path.name} is damaged: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        if note is None:
+            raise UserError(f"{path} can't be read: {error}") from error
+        note(message)
+        return None
+
+
+def read_file(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
+    """One file as a frame with exactly `columns`; those the file lacks are null (0 or "" where the dtype has none)."""
+    if path.suffix == ".jsonl":
+        with open(path, encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        cells = {c.name: [r.get(c.name) for r in records] for c in columns}
+        return pd.DataFrame({c.name: series(c, _filled(c, cells[c.name])) for c in columns})
+    if pq is None:
+        raise ImportError("reading parquet needs pyarrow (pip install pyarrow)")
+    table = pq.read_table(path)
+    names = set(table.column_names)
+    return pd.DataFrame({c.name: _from_arrow(c, table[c.name] if c.name in names else None, table.num_rows) for c in columns})
+
+
+def _filled(column: Column, values: Sequence[Any]) -> Sequence[Any]:
+    return [0 if v is None else v for v in values] if column.dtype == "int64" else values
+
+
+def _from_arrow(column: Column, chunks: Any, num_rows: int) -> pd.Series:
+    if chunks is None:
+        return series(column, _filled(column, [None] * num_rows))
+    if column.dtype in ("int64", "float64", "list<float64>"):  # the wide columns, without a Python object a value
+        return pd.Series(chunks.to_pandas().to_numpy(), dtype=None if column.dtype.startswith("list") else column.dtype)
+    return series(column, chunks.to_pylist())
+
+
+def _json_line(columns: Sequence[Column], row: Sequence[Any]) -> bytes:
+    values = (None if v is pd.NA else v.tolist() if hasattr(v, "tolist") else v for v in row)
+    return (json.dumps(_finite(dict(zip((c.name for c in columns), values, strict=True)))) + "\n").encode()
+
+
+def _arrow_type(dtype: str) -> Any:
+    if dtype.startswith("list<"):
+        return pa.list_(_arrow_type(dtype[5:-1]))
+    return {"int64": pa.int64(), "int64?": pa.int64(), "float64": pa.float64(), "str": pa.string()}[dtype]
+
+
+def _arrow_table(columns: Sequence[Column], frame: pd.DataFrame) -> Any:
+    arrays = [pa.array(frame[c.name], type=_arrow_type(c.dtype), from_pandas=True) for c in columns]
+    return pa.table(arrays, names=[c.name for c in columns])
+
+
+def _write_arrow(file: IO[bytes], tables: Any) -> None:
+    """Write arrow tables of one schema as one parquet file, a row group each."""
+    writer = None
+    try:
+        for table in tables:
+            writer = writer or pq.ParquetWriter(file, table.schema, compression="zstd")
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
