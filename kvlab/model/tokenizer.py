@@ -122,7 +122,7 @@ class HFTokenizer:
         except Exception as error:  # tokenizers raises plain Exception for a broken file
             raise UserError(f"{file} can't be read as a tokenizer: {error}") from error
         self._decode_bytes = _byte_decoder(json.loads(file.read_text()))
-        self._special = frozenset(self._fast.all_special_ids)
+        self._special = frozenset(i for i, token in self._fast.added_tokens_decoder.items() if token.special)
         self._added = {i: token.content for i, token in self._fast.added_tokens_decoder.items()}
         self._bytes: dict[int, bytes] = {}
         self.vocab_size = len(self._fast)

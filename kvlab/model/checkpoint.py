@@ -1,0 +1,181 @@
+"""Reading and writing Hugging Face folders: config.json, safetensors (one file or shards) and the tokenizer.
+
+Everything that can be checked without reading weights is checked first: names, shapes and dtypes stand in the files' headers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from kvlab.model.config import LlamaConfig, token_id_tuple
+from kvlab.model.llama import Llama, tensor_shapes
+from kvlab.model.loading import DTYPES, LoadedModel
+from kvlab.model.tokenizer import HFTokenizer, Tokenizer
+from kvlab.types import UserError
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+
+
+def load_folder(folder: Path, name: str, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+    """Load a Llama from a Hugging Face folder.
+
+    Args:
+        dtype: None takes float32 on a CPU, elsewhere the dtype the weights were saved in.
+
+    Raises:
+        UserError: no config.json, another architecture, no weights, a broken file, a tensor that is missing, unknown or of another
+            shape; the message names it. Nothing was loaded then.
+    """
+    config = read_config(folder)
+    stored = DTYPES.get(config.stored_dtype, torch.float32)
+    wanted = dtype or (torch.float32 if device.type == "cpu" else stored)
+    tokenizer: Tokenizer | None = HFTokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+    with ExitStack() as stack:
+        weights = Weights(folder, stack)
+        weights.check(tensor_shapes(config), config.tie_word_embeddings)
+        checksum = weights.checksum()
+        model = Llama(config, lambda tensor: weights.get(tensor).to(dtype=wanted, device=device))
+    return LoadedModel(model, config, tokenizer, name, checksum, _eos_token_ids(folder, config, tokenizer))
+
+
+def save_folder(folder: Path, config: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write config.json and model.safetensors so that this module and transformers can read them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config.to_hf(), indent=2) + "\n")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / SINGLE, metadata={"format": "pt"})
+    shutil.copymode(folder / "config.json", folder / SINGLE)  # safetensors makes it readable by its owner only
+
+
+def read_config(folder: Path) -> LlamaConfig:
+    """The checked config of a folder; UserError if there is none or it can't be read."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"{folder} has no config.json: it is no Hugging Face model folder. Pass the folder that holds config.json.")
+    return LlamaConfig.from_hf(_read_json(file), str(file))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} can't be read as JSON: {error}. Download or copy the file again.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} must hold a JSON object, not {type(content).__name__}.")
+    return content
+
+
+def _eos_token_ids(folder: Path, config: LlamaConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """What ends a text. generation_config.json is the author's word on it (Llama 3 names several ids there only)."""
+    file = folder / "generation_config.json"
+    named = token_id_tuple(_read_json(file).get("eos_token_id")) if file.is_file() else ()
+    found = (named or config.eos_token_ids) + (tokenizer.eos_token_ids if tokenizer is not None else ())
+    return tuple(dict.fromkeys(found))
+
+
+class Weights:
+    """The safetensors files of a folder, opened (memory-mapped) but not read.
+
+    Args:
+        stack: closes the files.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self.files = _weight_files(folder)
+        self._file_of: dict[str, Any] = {}
+        self._path_of: dict[str, Path] = {}
+        for path in self.files:
+            try:
+                file = stack.enter_context(safe_open(path, framework="pt"))
+                names = list(file.keys())
+            except (SafetensorError, OSError) as error:
+                raise UserError(f"{path} is broken ({error}). Download or copy the file again.") from None
+            for name in names:
+                self._file_of[name], self._path_of[name] = file, path
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], is_tied: bool) -> None:
+        """Compare names, shapes and dtypes with what the config asks for; UserError at the first difference."""
+        missing = [name for name in shapes if name not in self._file_of]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise UserError(f"{self.folder}: tensor {missing[0]!r}{more} is missing from {_names(self.files)}, but config.json asks for it.")
+        unknown = sorted(name for name in self._file_of if name not in shapes and not _may_be_ignored(name, is_tied))
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            raise UserError(f"{self._path_of[unknown[0]]} holds tensor {unknown[0]!r}{more}, which the Llama of config.json has no place"
+                            " for: ignoring it could change results. Check config.json (number of layers, biases).")  # fmt: skip
+        for name, shape in shapes.items():
+            stored = self._file_of[name].get_slice(name)
+            if tuple(stored.get_shape()) != shape:
+                raise UserError(f"{self._path_of[name]}: tensor {name!r} has shape {list(stored.get_shape())}, but config.json asks for"
+                                f" {list(shape)}.")  # fmt: skip
+            if stored.get_dtype() not in FLOAT_TYPES:
+                raise UserError(f"{self._path_of[name]}: tensor {name!r} is stored as {stored.get_dtype()}. Supported:"
+                                f" {', '.join(FLOAT_TYPES)} (no quantised weights).")  # fmt: skip
+
+    def get(self, name: str) -> torch.Tensor:
+        """A tensor as stored, on the CPU."""
+        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        return tensor
+
+    def checksum(self) -> str:
+        """sha256 over config.json, the files' headers, and the first, middle and last 4 KiB of every tensor.
+
+        Any training step, merge or edit changes every tensor it touches nearly everywhere, so samples tell models apart; hashing
+        all of a large model would take minutes.
+        """
+        digest = hashlib.sha256((self.folder / "config.json").read_bytes())
+        for path in self.files:
+            with path.open("rb") as file:
+                header_size = int.from_bytes(file.read(8), "little")
+                header = file.read(header_size)
+                digest.update(header)
+                for name, entry in sorted(json.loads(header).items()):
+                    if name != "__metadata__":
+                        start, end = entry["data_offsets"]
+                        for offset in (start, max(start, (start + end) // 2 - 2048), max(start, end - 4096)):
+                            file.seek(8 + header_size + offset)
+                            digest.update(file.read(min(4096, end - offset)))
+        return digest.hexdigest()
+
+
+def _may_be_ignored(name: str, is_tied: bool) -> bool:
+    """Old checkpoints hold the rotary frequencies, and some with tied embeddings a copy of them as lm_head."""
+    return name.endswith("rotary_emb.inv_freq") or (is_tied and name == "lm_head.weight")
+
+
+def _names(files: list[Path]) -> str:
+    return files[0].name if len(files) == 1 else f"{len(files)} safetensors files"
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files to read: those of the index, else the single one."""
+    index = folder / INDEX
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise UserError(f"{index} has no weight_map. Download or copy the file again.")
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+        for file in files:
+            if not file.is_file():
+                raise UserError(f"{file} is missing, but {INDEX} names it. Download or copy the folder again.")
+        return files
+    files = [folder / SINGLE] if (folder / SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return files
+    if files:
+        raise UserError(f"{folder} has {len(files)} safetensors files, but no {INDEX} that says what is in them.")
+    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
+    hint = f" It has {others[0]}: save the model as safetensors first (transformers' save_pretrained)." if others else ""
+    raise UserError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}.{hint}")
