@@ -1,4 +1,6 @@
-"""What the engine asks of a runner: take a plan, give back what came of it. Torch, simulated and recorded runners all fit here."""
+"""What the engine asks of a runner: take a plan, give back what came of it. The torch, simulated and recorded runners
+all fit here.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ class Runner(Protocol):
 
     @property
     def kv_bytes_allocated(self) -> int:
-        """Bytes of the KV tensors (all tiers), taken from the tensors themselves; 0 where there are none."""
+        """Bytes of the gpu tier's KV tensors, taken from the tensors themselves; 0 where there are none."""
 
     def initialize(self, config: RunnerConfig) -> None:
         """Allocate for these sizes and forget every sequence. Called before the first step, and again to start anew."""
