@@ -183,8 +183,8 @@ class KeyEviction(EvictionPolicy):
 
     def reset(self) -> None:
         """As new."""
-        self._heap: list[tuple[tuple[float, ...], int]] = []
-        self._keys: dict[int, tuple[float, ...]] = {}
+        self._heap: list[tuple[tuple[float, ...], int]] = []  # (key, block id); some are stale
+        self._live: dict[int, tuple[tuple[float, ...], int]] = {}  # candidate's block id -> its entry in the heap
 
     @abstractmethod
     def key(self, block: BlockView) -> tuple[float, ...]:
@@ -192,26 +192,28 @@ class KeyEviction(EvictionPolicy):
 
     def release(self, block: BlockView, now: Now, preempted: bool) -> None:
         """Make it a candidate."""
-        key = self.key(block)
-        self._keys[block.block_id] = key
-        heapq.heappush(self._heap, (key, block.block_id))
-        if len(self._heap) > 2 * len(self._keys) + 64:  # entries of blocks hit since: a pool that never evicts would pile them up
-            self._heap = [(key, block_id) for block_id, key in self._keys.items()]
+        block_id = block.block_id
+        entry = (self.key(block), block_id)
+        self._live[block_id] = entry
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._live) + 64:  # stale entries would pile up in a pool that seldom evicts
+            self._heap = list(self._live.values())
             heapq.heapify(self._heap)
 
     def hit(self, block: BlockView, now: Now) -> None:
         """Held again: no candidate."""
-        self._keys.pop(block.block_id, None)
+        self._live.pop(block.block_id, None)
 
     def evict(self, block: BlockView, now: Now) -> None:
         """Gone."""
-        self._keys.pop(block.block_id, None)
+        self._live.pop(block.block_id, None)
 
     def victim(self, now: Now) -> int:
         """The candidate with the smallest key; stale entries are dropped on the way."""
-        while self._keys.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][1]
+        heap, live = self._heap, self._live
+        while live.get(heap[0][1]) is not heap[0]:
+            heapq.heappop(heap)
+        return heap[0][1]
 
 
 # -------------------------------------------------------------- prefix cache
