@@ -66,6 +66,10 @@ class FreeBlocks:
         start = self._is_free.find(b"\x01" * num_blocks, self._hint)
         return None if start < 0 else start
 
+    def count_runs(self, num_blocks: int) -> int:
+        """How many separate runs of `num_blocks` consecutive free blocks could be taken."""
+        return bytes(self._is_free).count(b"\x01" * num_blocks) if num_blocks else self._len
+
     def longest_run(self) -> int:
         """Length of the longest run of free blocks (0 when none): len(self) minus this is external fragmentation."""
         return max(map(len, bytes(self._is_free).split(b"\x00")), default=0)
@@ -108,6 +112,7 @@ class BlockPool:
         self.by_content: dict[bytes, CachedBlock] = {}
         self.tick = 0
         self.now = Now(0, 0.0)
+        self.on_forget: Callable[[bytes], None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -233,6 +238,8 @@ class BlockPool:
         self.eviction.evict(block, self.now)
         if self.on_event:
             self.on_event("evict", self.tier, block)
+        if self.on_forget:
+            self.on_forget(block.content)
         del self.by_content[block.content]
         block.content = block.parent = None
         self.num_evictable -= 1

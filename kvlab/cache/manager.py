@@ -1,0 +1,396 @@
+"""`KVCacheManager`: block tables over the pools. What vLLM calls the block space manager.
+
+A table maps a sequence's slots to blocks. Slots are counted from the first kept token, positions from the first token:
+
+    positions   0 ......... dropped*B | ............ num_computed | ...... capacity
+    slots       (given up)            | 0 .. written ............ | free slots of the table's last blocks
+    block_ids                         | [0] [1] [2] ...                        [-1]
+
+Every question "would it fit" is asked before anything is taken; failure is a value and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kvlab.cache.pool import BlockPool, CachedBlock
+from kvlab.cache.shareable import ShareableIndex
+from kvlab.policies.base import CompressionPolicy, EvictionPolicy, LayoutPolicy, PrefixCachePolicy
+from kvlab.types import BlockCopy, BlockTransfer, Now
+
+if TYPE_CHECKING:
+    from kvlab.engine.sequence import Sequence as Seq
+    from kvlab.engine.sequence import SequenceGroup
+
+Work = list[tuple["Seq", int]]
+"""(sequence, tokens its table must cover)."""
+
+
+class BlockTable:
+    """Blocks of one sequence. `num_full`: blocks (from the sequence's start) already offered for publication; `capacity`: position
+    of the first token without a slot; `tail_shared`: a fork may share the block written next; `num_sent`: blocks the runner knows
+    (-1: it must get the whole row)."""
+
+    __slots__ = ("block_ids", "capacity", "num_dropped_blocks", "num_full", "num_sent", "tail_shared")
+
+    def __init__(self, block_ids: list[int], block_size: int, num_dropped_blocks: int = 0) -> None:
+        self.block_ids = block_ids
+        self.num_dropped_blocks = num_dropped_blocks
+        self.capacity = (num_dropped_blocks + len(block_ids)) * block_size
+        self.num_full = 0
+        self.tail_shared = False
+        self.num_sent = -1
+
+
+class KVCacheManager:
+    """Tables, sharing, copy-on-write, publication, swap.
+
+    Args:
+        num_blocks, num_cpu_blocks, block_size: sizes of the pools.
+        eviction, prefix_cache, layout, compression: the policies asked.
+        max_model_len: tokens a sequence may reach (a layout may reserve for them).
+        track_shareable: count tokens that were cached but lost to block granularity.
+        on_event: called as (kind, tier, block) on block events, when somebody listens.
+    """
+
+    def __init__(self, num_blocks: int, num_cpu_blocks: int, block_size: int, eviction: EvictionPolicy,
+                 prefix_cache: PrefixCachePolicy, layout: LayoutPolicy, compression: CompressionPolicy, max_model_len: int,
+                 track_shareable: bool = True, on_event: Callable[[str, str, CachedBlock], None] | None = None) -> None:  # fmt: skip
+        self.block_size = block_size
+        self.layout = layout
+        self.prefix_cache = prefix_cache
+        self.compression = compression
+        self.max_model_len = max_model_len
+        self.pool = BlockPool("gpu", num_blocks, block_size, eviction, layout, on_event)
+        self.cpu_pool = BlockPool("cpu", num_cpu_blocks, block_size, None, layout if layout.shares_blocks else _AnyPlace(), on_event)
+        self.pending_copies: list[tuple[int, int, int]] = []  # (seq_id, source, destination)
+        self._spare_regions: dict[int, list[list[int]]] = {}
+        self.shareable = ShareableIndex() if track_shareable and prefix_cache.enabled else None
+        if self.shareable is not None:
+            self.pool.on_forget = self.shareable.discard
+
+    def set_now(self, now: Now) -> None:
+        """The step and time that policies will see."""
+        self.pool.now = self.cpu_pool.now = now
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """ceil(num_tokens / block size)."""
+        return -(-num_tokens // self.block_size)
+
+    # ------------------------------------------------------------ content keys
+
+    def _root(self, seq: Seq) -> bytes:
+        return self.prefix_cache.root(seq.group.request.cache_salt)
+
+    def _extend_keys(self, seq: Seq, num_blocks: int) -> None:
+        keys, tokens, size = seq.keys, seq.tokens, self.block_size
+        while len(keys) < num_blocks:
+            i = len(keys)
+            keys.append(self.prefix_cache.key(keys[-1] if keys else self._root(seq), tokens[i * size : (i + 1) * size]))
+
+    def find_prefix(self, seq: Seq) -> list[int]:
+        """Cached blocks of the longest contiguous prefix of `seq`: full blocks only, at most num_tokens - 1 tokens."""
+        if not self.prefix_cache.enabled:
+            return []
+        most = (len(seq.tokens) - 1) // self.block_size
+        self._extend_keys(seq, most)
+        hits: list[int] = []
+        find = self.pool.by_content.get
+        for key in seq.keys[:most]:
+            block = find(key)
+            if block is None:
+                break
+            hits.append(block.block_id)
+        return hits
+
+    def num_shareable_lost(self, seq: Seq, num_hits: int) -> int:
+        """Tokens after the hits that some cached block also holds, in a block that does not match as a whole."""
+        if self.shareable is None:
+            return 0
+        size = self.block_size
+        rest = tuple(seq.tokens[num_hits * size : min((num_hits + 1) * size, len(seq.tokens) - 1)])
+        return self.shareable.num_shared(seq.keys[num_hits - 1] if num_hits else self._root(seq), rest) if rest else 0
+
+    def publish(self, seq: Seq) -> None:
+        """Offer every block of `seq` that is full of computed, accepted tokens. Called after a commit."""
+        table = seq.table
+        assert table is not None
+        full = seq.num_computed // self.block_size
+        if not self.prefix_cache.enabled or full <= table.num_full:
+            return
+        self._extend_keys(seq, full)
+        for i in range(max(table.num_full, table.num_dropped_blocks), full):
+            parent = seq.keys[i - 1] if i else None
+            fresh = self.pool.blocks[table.block_ids[i - table.num_dropped_blocks]].content is None
+            if fresh and self.pool.publish(table.block_ids[i - table.num_dropped_blocks], seq.keys[i], parent, i) and self.shareable:
+                tokens = tuple(seq.tokens[i * self.block_size : (i + 1) * self.block_size])
+                self.shareable.add(seq.keys[i], parent or self._root(seq), tokens)
+        table.num_full = full
+
+    # ------------------------------------------------------------- entry, growth
+
+    def region_blocks(self, seq: Seq, num_tokens: int) -> int:
+        """Blocks the layout takes for a sequence that must hold `num_tokens` now."""
+        group = seq.group
+        return self.layout.reserve_blocks(self.num_blocks_for(num_tokens), group.num_prompt_tokens, group.max_tokens,
+                                          self.max_model_len, self.block_size)  # fmt: skip
+
+    def num_available(self, hits: Sequence[int]) -> int:
+        """free + evictable blocks other than `hits`."""
+        blocks = self.pool.blocks
+        return self.pool.num_available - sum(1 for b in hits if blocks[b].ref_count == 0)
+
+    def can_enter(self, group: SequenceGroup, hits: list[int], num_tokens: int) -> bool:
+        """Whether `enter` would succeed."""
+        if self.layout.shares_blocks:
+            return self.num_blocks_for(num_tokens) - len(hits) <= self.num_available(hits)
+        size = self.region_blocks(group.seqs[0], num_tokens)
+        if size * group.num_sequences > self.pool.num_free:
+            return False
+        return group.num_sequences == 1 or self.pool.free.count_runs(size) >= group.num_sequences
+
+    def enter(self, group: SequenceGroup, hits: list[int], num_tokens: int) -> bool:
+        """Give the group's first sequence a table that begins with `hits` and covers `num_tokens`. False: no room, nothing changed."""
+        if not self.can_enter(group, hits, num_tokens):
+            return False
+        seq = group.seqs[0]
+        self.pool.hit(hits)
+        regions: list[list[int]] = []
+        for _ in range(1 if self.layout.shares_blocks else group.num_sequences):
+            new = self.pool.allocate(self.region_blocks(seq, num_tokens) - len(hits))
+            if new is None:  # the layout found no place (fragmentation)
+                for region in regions:
+                    self.pool.release(reversed(region))
+                self.pool.release(reversed(hits))
+                return False
+            regions.append(new)
+        seq.table = BlockTable(hits + regions[0], self.block_size)
+        seq.num_computed = len(hits) * self.block_size
+        seq.table.num_full = len(hits)
+        if regions[1:]:
+            self._spare_regions[group.group_id] = regions[1:]
+        return True
+
+    def _shared_write_block(self, seq: Seq, gone: dict[int, int]) -> int:
+        """Block that `seq` writes next, if others hold it too (a copy is needed); else -1."""
+        table = seq.table
+        assert table is not None
+        i = seq.num_computed // self.block_size - table.num_dropped_blocks
+        if i >= len(table.block_ids):
+            return -1
+        block_id = table.block_ids[i]
+        return block_id if self.pool.blocks[block_id].ref_count - gone.get(block_id, 0) > 1 else -1
+
+    def num_to_grow(self, work: Work) -> int:
+        """New blocks that `grow(work)` takes: missing ones and copies of shared blocks about to be written."""
+        need, gone = 0, dict[int, int]()
+        for seq, num_tokens in work:
+            table = seq.table
+            assert table is not None
+            if num_tokens > table.capacity:
+                need += -(-(num_tokens - table.capacity) // self.block_size)
+            if table.tail_shared and (block_id := self._shared_write_block(seq, gone)) >= 0:
+                gone[block_id] = gone.get(block_id, 0) + 1
+                need += 1
+        return need
+
+    def can_grow(self, work: Work) -> bool:
+        """Whether `grow(work)` would succeed."""
+        return self.num_to_grow(work) <= self.pool.num_available
+
+    def grow(self, work: Work) -> bool:
+        """Make each table cover its tokens and own the block it writes. All or nothing."""
+        if not self.can_grow(work):
+            return False
+        for seq, num_tokens in work:
+            table = seq.table
+            assert table is not None
+            if table.tail_shared:
+                self._copy_on_write(seq, table)
+            missing = num_tokens - table.capacity
+            if missing > 0:
+                new = self.pool.allocate(-(-missing // self.block_size))
+                assert new is not None, "counted before"
+                table.block_ids += new
+                table.capacity += len(new) * self.block_size
+        return True
+
+    def _copy_on_write(self, seq: Seq, table: BlockTable) -> None:
+        table.tail_shared = False
+        source = self._shared_write_block(seq, {})
+        if source < 0:
+            return
+        new = self.pool.allocate(1)
+        assert new is not None, "counted before"
+        self.pool.release((source,))
+        table.block_ids[seq.num_computed // self.block_size - table.num_dropped_blocks] = new[0]
+        table.num_sent = -1
+        self.pending_copies.append((seq.seq_id, source, new[0]))
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """Copies to do in this step; forgets them."""
+        copies = tuple(BlockCopy(source, destination) for _, source, destination in self.pending_copies)
+        self.pending_copies.clear()
+        return copies
+
+    # ------------------------------------------------------------ forks, letting go
+
+    def fork(self, parent: Seq, child: Seq, num_tokens: int) -> None:
+        """`child` takes over the first `num_tokens` computed tokens of `parent`: shared blocks, or a copy where layouts can't share."""
+        source = parent.table
+        assert source is not None and num_tokens <= parent.num_computed
+        kept = self.num_blocks_for(num_tokens) - source.num_dropped_blocks
+        shared = source.block_ids[:kept]
+        if self.layout.shares_blocks:
+            for block_id in shared:
+                self.pool.share(block_id)
+            table = BlockTable(shared, self.block_size, source.num_dropped_blocks)
+            table.num_full = min(source.num_full, num_tokens // self.block_size)
+            if num_tokens % self.block_size:
+                table.tail_shared = source.tail_shared = True
+        else:
+            spare = self._spare_regions.get(child.group.group_id)
+            region = spare.pop(0) if spare else self.pool.allocate(self.region_blocks(child, num_tokens))
+            assert region is not None, "a region per sequence was taken at entry"
+            table = BlockTable(region, self.block_size, source.num_dropped_blocks)
+            pending = {destination: origin for _, origin, destination in self.pending_copies}
+            self.pending_copies += [(child.seq_id, pending.get(a, a), b) for a, b in zip(shared, region, strict=False)]
+        child.table = table
+        child.num_computed = num_tokens
+        child.keys = parent.keys[: num_tokens // self.block_size]
+
+    def release(self, seq: Seq, preempted: bool = False) -> None:
+        """Let go of a sequence's blocks, tail first, and of copies planned for them."""
+        if seq.table is not None:
+            self.pending_copies = [copy for copy in self.pending_copies if copy[0] != seq.seq_id]
+            self.pool.release(reversed(seq.table.block_ids), preempted)
+            seq.table = None
+        seq.num_computed = 0
+
+    def release_spares(self, group: SequenceGroup) -> None:
+        """Give back regions that were kept for forks of a group that has left."""
+        for region in self._spare_regions.pop(group.group_id, []):
+            self.pool.release(reversed(region))
+
+    def drop_head(self, seq: Seq) -> None:
+        """Free whole blocks at the head that the compression policy says no later query reads."""
+        table = seq.table
+        assert table is not None
+        count = self.compression.num_droppable_tokens(seq.num_computed) // self.block_size - table.num_dropped_blocks
+        if count <= 0 or not self.layout.shares_blocks:
+            return
+        self.pool.release(reversed(table.block_ids[:count]))
+        del table.block_ids[:count]
+        table.num_dropped_blocks += count
+        table.num_sent = -1
+
+    # ------------------------------------------------------------------- swap
+
+    def _filled_blocks(self, seqs: list[Seq]) -> dict[int, int]:
+        """Distinct blocks that hold computed tokens -> filled slots, in table order."""
+        filled: dict[int, int] = {}
+        for seq in seqs:
+            if seq.table is None:
+                continue
+            slots = seq.num_computed - seq.table.num_dropped_blocks * self.block_size
+            for i, block_id in enumerate(seq.table.block_ids[: self.num_blocks_for(slots)]):
+                filled[block_id] = max(filled.get(block_id, 0), min(self.block_size, slots - i * self.block_size))
+        return filled
+
+    def num_swap_blocks(self, group: SequenceGroup) -> int:
+        """Blocks that swapping the group out would move (a shared block once)."""
+        return len(self._filled_blocks(group.seqs))
+
+    def swap_out(self, group: SequenceGroup) -> tuple[BlockTransfer, ...] | None:
+        """Move the group's filled blocks to the cpu tier; None, and nothing changed, when there is no room."""
+        filled = self._filled_blocks(group.seqs)
+        cpu_ids = self.cpu_pool.allocate(len(filled))
+        if cpu_ids is None:
+            return None
+        to_cpu = dict(zip(filled, cpu_ids, strict=True))
+        # A block whose copy is still to be done has its content in the copy's source, which is intact until copies run.
+        pending = {destination: source for _, source, destination in self.pending_copies}
+        transfers = tuple(BlockTransfer("gpu", pending.get(b, b), "cpu", to_cpu[b], filled[b]) for b in filled)
+        for seq in group.seqs:
+            table = seq.table
+            if table is None:
+                continue
+            kept = [to_cpu[b] for b in table.block_ids if b in to_cpu]
+            dropped, computed = table.num_dropped_blocks, seq.num_computed
+            self.release(seq, preempted=True)
+            seq.table = BlockTable(kept, self.block_size, dropped)
+            seq.num_computed = computed
+        self.release_spares(group)
+        return transfers
+
+    def swapped_block_ids(self, group: SequenceGroup) -> list[int]:
+        """Distinct cpu blocks of a swapped group, in table order."""
+        return list(dict.fromkeys(b for seq in group.seqs if seq.table is not None for b in seq.table.block_ids))
+
+    def can_swap_in(self, group: SequenceGroup, extra_blocks: int) -> bool:
+        """Whether the group's blocks and `extra_blocks` for its next tokens fit."""
+        if self.layout.shares_blocks:
+            return len(self.swapped_block_ids(group)) + extra_blocks <= self.pool.num_available
+        return self.can_enter(group, [], group.seqs[0].num_computed)
+
+    def swap_in(self, group: SequenceGroup) -> tuple[BlockTransfer, ...] | None:
+        """Bring a swapped group back; None, and nothing changed, when it does not fit."""
+        if not self.can_swap_in(group, 0):
+            return None
+        if not self.layout.shares_blocks:
+            return self._swap_in_regions(group)
+        cpu_ids = self.swapped_block_ids(group)
+        gpu_ids = self.pool.allocate(len(cpu_ids))
+        assert gpu_ids is not None, "counted before"
+        to_gpu = dict(zip(cpu_ids, gpu_ids, strict=True))
+        filled = self._filled_blocks(group.seqs)
+        transfers = tuple(BlockTransfer("cpu", c, "gpu", to_gpu[c], filled[c]) for c in cpu_ids)
+        held: dict[int, int] = {}
+        for seq in group.seqs:
+            if seq.table is None:
+                continue
+            for cpu_id in seq.table.block_ids:
+                held[cpu_id] = held.get(cpu_id, 0) + 1
+                if held[cpu_id] > 1:
+                    self.pool.share(to_gpu[cpu_id])
+            seq.table = BlockTable([to_gpu[c] for c in seq.table.block_ids], self.block_size, seq.table.num_dropped_blocks)
+            seq.table.tail_shared = len(group.seqs) > 1
+        self.cpu_pool.release(reversed(cpu_ids))
+        return transfers
+
+    def _swap_in_regions(self, group: SequenceGroup) -> tuple[BlockTransfer, ...] | None:
+        filled = self._filled_blocks(group.seqs)
+        regions = []
+        for _ in range(group.num_sequences):
+            region = self.pool.allocate(self.region_blocks(group.seqs[0], group.seqs[0].num_computed))
+            if region is None:
+                for taken in regions:
+                    self.pool.release(reversed(taken))
+                return None
+            regions.append(region)
+        transfers: list[BlockTransfer] = []
+        for seq in [s for s in group.seqs if s.table is not None]:
+            assert seq.table is not None
+            region = regions.pop(0)
+            transfers += [BlockTransfer("cpu", c, "gpu", g, filled[c]) for c, g in zip(seq.table.block_ids, region, strict=False)]
+            self.cpu_pool.release(reversed(seq.table.block_ids))
+            seq.table = BlockTable(region, self.block_size, seq.table.num_dropped_blocks)
+        if regions:
+            self._spare_regions[group.group_id] = regions
+        return tuple(transfers)
+
+    def release_swapped(self, group: SequenceGroup) -> None:
+        """Let go of a swapped group's cpu blocks (abort)."""
+        self.cpu_pool.release(reversed(self.swapped_block_ids(group)))
+        for seq in group.seqs:
+            seq.table = None
+            seq.num_computed = 0
+
+
+class _AnyPlace(LayoutPolicy):
+    """Swap space needs no layout: lowest free ids."""
+
+    def place(self, num_blocks: int, free: object) -> list[int] | None:
+        """Lowest ids."""
+        return free.lowest(num_blocks)  # type: ignore[attr-defined, no-any-return]

@@ -1,0 +1,126 @@
+"""Sequences and sequence groups: a request inside the engine. Plain state; the scheduler moves it."""
+
+from __future__ import annotations
+
+from kvlab.cache.manager import BlockTable
+from kvlab.engine.beam import BeamState
+from kvlab.engine.stopping import StopChecker, end_token_ids
+from kvlab.types import Request, TokenLogprobs
+
+WAITING, RUNNING, SWAPPED, FINISHED = "waiting", "running", "swapped", "finished"
+
+
+class Sequence:
+    """One stream of tokens of a group.
+
+    `num_computed` counts tokens whose KV is in the pool; `num_highest` the most it ever was (below it, computing is recomputing).
+    `attach_to` / `attach_at`: after a recompute-preemption of a group, a sequence waits until `attach_to` has computed their common
+    prefix of `attach_at` tokens, and then shares its blocks.
+    """
+
+    __slots__ = ("attach_at", "attach_to", "finish_reason", "group", "keys", "logprobs", "num_computed", "num_highest", "num_prompt",
+                 "score", "seq_id", "stop_checker", "stream", "table", "token_times", "tokens")  # fmt: skip
+
+    def __init__(self, seq_id: int, group: SequenceGroup, stream: int, tokens: list[int]) -> None:
+        self.seq_id = seq_id
+        self.group = group
+        self.stream = stream
+        self.tokens = tokens
+        self.num_prompt = len(group.request.prompt_token_ids)
+        self.num_computed = 0
+        self.num_highest = 0
+        self.table: BlockTable | None = None
+        self.keys: list[bytes] = []
+        self.attach_to: Sequence | None = None
+        self.attach_at = 0
+        self.finish_reason = ""
+        self.stop_checker: StopChecker | None = None
+        self.logprobs: list[TokenLogprobs] = []
+        self.token_times: list[float] = []
+        self.score: float | None = None
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        """Output so far."""
+        return tuple(self.tokens[self.num_prompt :])
+
+
+class SequenceGroup:
+    """A request: one prompt and its sequences. Satisfies `GroupView`; scheduling, preemption and swap act on it as a whole."""
+
+    def __init__(self, group_id: int, request: Request, seed: int, eos_token_ids: tuple[int, ...], max_output: int) -> None:
+        self.group_id = group_id
+        self.request = request
+        self.request_id = request.request_id
+        self.arrival_s = request.arrival_s
+        self.priority = request.priority
+        self.tenant = request.tenant
+        self.oracle_output_len = request.oracle_output_len
+        self.sampling = request.sampling
+        self.seed = seed
+        self.max_output = max_output
+        self.max_tokens = max_output
+        self.end_ids = frozenset(end_token_ids(request.sampling, eos_token_ids))
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.seqs: list[Sequence] = []
+        self.ended_seqs: list[Sequence] = []
+        self.beam: BeamState | None = None
+        self.is_forked = request.sampling.num_sequences == 1
+        self.status = WAITING
+        self.admitted_step = -1
+        self.admission_order = -1
+        self.num_preemptions = 0
+        self.num_swaps = 0
+        self.was_swapped_out = False
+        self.num_cached_tokens = 0
+        self.num_computed_total = 0
+        self.num_recomputed = 0
+        self.num_shareable_lost = 0
+        self.first_scheduled_s: float | None = None
+        self.finish_reason = ""
+        self.detail = ""
+        self.spans: list[tuple[str, float, float]] = []
+        self.phase = "queue"
+        self.phase_since = request.arrival_s
+
+    def enter_phase(self, phase: str, at_s: float) -> None:
+        """Close the span of the present phase (queue, prefill, decode, preempted, swapped) and begin another."""
+        if phase != self.phase:
+            if at_s > self.phase_since:
+                self.spans.append((self.phase, self.phase_since, at_s))
+            self.phase, self.phase_since = phase, max(at_s, self.phase_since)
+
+    @property
+    def num_sequences(self) -> int:
+        """Live sequences; before the first token, those it will have."""
+        return len(self.seqs) if self.is_forked else self.sampling.num_sequences
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Longest output so far."""
+        return max((len(s.tokens) for s in self.seqs), default=self.num_prompt_tokens) - self.num_prompt_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and longest output."""
+        return max((len(s.tokens) for s in self.seqs), default=self.num_prompt_tokens)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV is in the pool, over all sequences."""
+        return sum(s.num_computed for s in self.seqs)
+
+    @property
+    def num_blocks(self) -> int:
+        """Distinct blocks held in the gpu tier."""
+        if len(self.seqs) == 1:
+            table = self.seqs[0].table
+            return 0 if table is None or self.status == SWAPPED else len(table.block_ids)
+        if self.status == SWAPPED:
+            return 0
+        return len({b for s in self.seqs if s.table is not None for b in s.table.block_ids})
