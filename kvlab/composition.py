@@ -44,6 +44,14 @@ def _hydra(config_dir: str | Path | None = None) -> Iterator[ConfigLoader]:
         GlobalHydra.instance().hydra = backup
 
 
+def _refuse_sweeps(parsed: Sequence[Override]) -> None:
+    for override in parsed:
+        if override.is_sweep_override():
+            raise UserError(
+                f"{override.input_line!r} names several values: run them all with -m (or kvlab.sweep in Python), or quote a list: [a,b]."
+            )
+
+
 def compose(*overrides: str) -> DictConfig:
     """The configuration that `python -m kvlab.experiment OVERRIDES` would run, e.g. `compose("+policy=lru", "block_size=8")`.
 
@@ -54,24 +62,26 @@ def compose(*overrides: str) -> DictConfig:
         return _compose(loader, overrides)
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Check command-line overrides, sweeps (`block_size=8,16`) included, before anything runs.
+def check_overrides(overrides: Sequence[str], multirun: bool = False) -> None:
+    """Check command-line overrides before anything runs; sweeps (`block_size=8,16`) are allowed with `multirun`.
 
     Raises:
         UserError: as `compose`.
     """
     with _hydra() as loader:
-        _check(loader, overrides)
+        parsed = _check(loader, overrides)
+    if not multirun:
+        _refuse_sweeps(parsed)
 
 
 def groups() -> dict[str, list[str]]:
     """Every group of the configuration and its options: `groups()["eviction"]`."""
     with _hydra() as loader:
-        return _groups(loader)
+        return _groups(loader, [])
 
 
 def _compose(loader: ConfigLoader, overrides: Sequence[str]) -> DictConfig:
-    _check(loader, overrides)
+    _refuse_sweeps(_check(loader, overrides))
     try:
         return hydra_compose(CONFIG_NAME, overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
@@ -88,13 +98,14 @@ def as_user_error(error: Exception) -> UserError:
 # ------------------------------------------------------------- checking overrides
 
 
-def _check(loader: ConfigLoader, overrides: Sequence[str]) -> None:
+def _check(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
     parsed = _parse(loader, overrides)
-    options = _groups(loader)
+    options = _groups(loader, parsed)
     for override in parsed:
         if override.key_or_group in options:
             _check_choice(override, options)
-    chosen = [o.input_line or "" for o in parsed if o.key_or_group in options and not o.is_sweep_override()]
+    fixed = [o for o in parsed if not o.is_sweep_override()]
+    chosen = [o.input_line or "" for o in fixed if o.key_or_group in options or o.key_or_group.startswith("hydra")]
     try:
         config = hydra_compose(CONFIG_NAME, overrides=chosen)
     except (HydraException, OmegaConfBaseException) as error:
@@ -102,27 +113,36 @@ def _check(loader: ConfigLoader, overrides: Sequence[str]) -> None:
     for override in parsed:
         if override.key_or_group not in options and not override.key_or_group.startswith("hydra"):
             _check_key(override, config, options)
+    return parsed
 
 
 def _parse(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
     for text in overrides:
         if "=" not in text and not text.startswith("~"):
             raise UserError(f"{text!r} is not an override: write KEY=VALUE, e.g. block_size=8, eviction=lru or +policy=lru.")
-    try:
-        return list(OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)))
-    except HydraException as error:
-        raise as_user_error(error) from error
+    parser = OverridesParser.create(config_loader=loader)
+    parsed = []
+    for text in overrides:
+        try:
+            parsed += parser.parse_overrides([text])
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{text!r} can't be read ({reason}). Quote a value with commas, brackets or spaces: \"key='a, b'\".") from error
+    return parsed
 
 
-def _groups(loader: ConfigLoader, parent: str = "") -> dict[str, list[str]]:
+def _groups(loader: ConfigLoader, overrides: Sequence[Override], parent: str = "") -> dict[str, list[str]]:
+    """Group -> options, Hydra's own left out; further folders (`hydra.searchpath=[...]` among the overrides) included."""
     found: dict[str, list[str]] = {}
+    paths = [o.input_line or "" for o in overrides if o.key_or_group == "hydra.searchpath"]
     for name in loader.list_groups(parent):
         group = f"{parent}/{name}" if parent else name
-        if group.startswith("__"):
+        if group.startswith("__") or group == "hydra":
             continue
-        if options := loader.get_group_options(group):
+        options = loader.get_group_options(group, config_name=CONFIG_NAME if paths else None, overrides=paths)
+        if options:
             found[group] = list(options)
-        found |= _groups(loader, group)
+        found |= _groups(loader, overrides, group)
     return found
 
 
@@ -137,12 +157,12 @@ def _choices(override: Override) -> list[Any]:
 def _check_choice(override: Override, options: Mapping[str, list[str]]) -> None:
     """A group's override: the names must be among its options."""
     group = override.key_or_group
-    if override.is_delete() or group.startswith("hydra/"):
+    if override.is_delete():
         return
     for choice in _choices(override):
         for name in choice if isinstance(choice, list) else [choice]:
-            if name is not None and str(name) not in options[group]:
-                raise unknown_name(group, str(name), options[group])
+            if str(name) not in options[group]:
+                raise unknown_name(group, "null" if name is None else str(name), options[group])
     if group in ADDITIVE and not override.is_add() and not override.is_force_add():
         raise UserError(f"Presets are added: write +{group}=NAME (valid: {', '.join(options[group])}).")
     if group not in ADDITIVE and override.is_add():
@@ -159,7 +179,7 @@ def _check_key(override: Override, config: DictConfig, options: Mapping[str, lis
     first, *rest = key.split(".")
     top = [str(k) for k in config]
     if first not in top:
-        raise unknown_name("key or group", key, [*top, *(g for g in options if not g.startswith("hydra"))])
+        raise unknown_name("key or group", key, {*top, *options})
     if "/" not in key and not override.is_delete():
         for choice in _choices(override):
             if key in VALUES:
@@ -167,12 +187,15 @@ def _check_key(override: Override, config: DictConfig, options: Mapping[str, lis
             elif not rest and OmegaConf.is_config(config[first]) and not isinstance(choice, dict):
                 raise unknown_name(key, str(choice), options.get(key, list(map(str, config[first]))))
     node: Any = config[first]
-    for part in rest:
+    for i, part in enumerate(rest):
+        if i + 1 == len(rest) and isinstance(node, DictConfig) and "_target_" in (node.get(part) if isinstance(node.get(part), DictConfig) else ()):
+            raise UserError(f"{key!r} is a group's choice: write {'/'.join([first, *rest])}=NAME (valid: {', '.join(options.get('/'.join([first, *rest]), []))}).")
         if override.is_add() or override.is_force_add() or not isinstance(node, DictConfig):
             return
         names = [str(k) for k in node]
         if part not in names:
             near = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"Unknown key {key!r}.{hint} Valid under {first}: {', '.join(names)}. To add a parameter: +{override.input_line}.")
+            add = f" To give the class another parameter: +{override.input_line}." if "_target_" in names else ""
+            raise UserError(f"Unknown key {key!r}.{hint} Valid under {first}: {', '.join(names)}.{add}")
         node = node._get_node(part) if OmegaConf.is_missing(node, part) else node[part]

@@ -1,0 +1,157 @@
+"""The main door: `python -m kvlab.experiment +policy=lru`, and sweeps with `-m +policy=lru,fifo block_size=8,16,32`.
+
+Exit codes: 0 every run ended well, 1 a run failed, 2 a wrong key, name or value, 130 interrupted (Ctrl-C), 143 ended by SIGTERM.
+Each run writes its own folder; one that fails in a sweep doesn't stop the others, and the sweep ends with a table of all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from kvlab.composition import as_user_error, check_overrides
+from kvlab.types import UserError
+
+OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+
+
+class _Process:
+    """What this process's command came to: single runs leave their exit code here, a sweep its folder."""
+
+    exit_code = OK
+    sweep_dir: Path | None = None
+    terminated = False
+
+
+class SweepFolder(Callback):
+    """Hydra callback that notes a sweep's folder, in the process that started the sweep."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Before the first job."""
+        _Process.sweep_dir = Path(config.hydra.sweep.dir).absolute()
+
+
+@hydra.main(version_base=None, config_path="pkg://kvlab.conf", config_name="config")
+def _job(config: DictConfig) -> None:
+    """One run. Its folder holds what became of it; nothing but an interruption leaves this function as an exception."""
+    from kvlab.running import run
+    from kvlab.tables import run_table
+
+    settings = HydraConfig.get()
+    folder = Path(settings.runtime.output_dir)
+    single = settings.mode != RunMode.MULTIRUN
+    try:
+        done = run(config, folder=folder, name=", ".join(settings.overrides.task))
+    except UserError as error:
+        _Process.exit_code = USER_ERROR
+        _say(f"kvlab: {error}", f"Folder: {_shown(folder)}" if not single else "")
+    except Exception as error:  # the folder's status.json and run.log hold the traceback
+        _Process.exit_code = FAILED
+        _say(f"kvlab: the run failed with {type(error).__name__}: {error}", f"Traceback: {_shown(folder / 'status.json')}")
+    else:
+        if single:
+            print(run_table(done, done.folder))
+            print(f"\nFolder: {_shown(done.folder)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    _Process.exit_code, _Process.sweep_dir, _Process.terminated = OK, None, False
+    try:
+        _check(arguments)
+        with _hydra_environment(arguments):
+            _job()
+        code = _Process.exit_code
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        _say(f"kvlab: {error if isinstance(error, UserError) else as_user_error(error)}")
+        code = USER_ERROR
+    except KeyboardInterrupt:
+        _say("kvlab: interrupted. What was recorded until now is in the run's folder.")
+        code = TERMINATED if _Process.terminated else INTERRUPTED
+    except SystemExit as end:  # --help, --cfg and errors of the argument parser
+        code = end.code if isinstance(end.code, int) else FAILED
+    return _end_of_sweep(code) if _Process.sweep_dir is not None else code
+
+
+def _check(arguments: Sequence[str]) -> None:
+    """Look at the overrides before Hydra does: a better message, and a sweep that can't end in a typing error half-way."""
+    args = get_args_parser().parse_args(list(arguments))
+    if args.help or args.hydra_help or args.shell_completion:
+        return
+    overrides = list(args.overrides)
+    multirun = args.multirun or "hydra.mode=MULTIRUN" in overrides
+    if args.config_dir:
+        overrides.append(f"hydra.searchpath=[file://{Path(args.config_dir).absolute()}]")
+    check_overrides(overrides, multirun)
+
+
+@contextmanager
+def _hydra_environment(arguments: Sequence[str]) -> Iterator[None]:
+    """Hydra reads sys.argv; HYDRA_FULL_ERROR makes it raise its errors instead of printing them. SIGTERM ends a run like Ctrl-C."""
+
+    def terminate(number: int, frame: Any) -> None:
+        _Process.terminated = True
+        raise KeyboardInterrupt
+
+    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["kvlab.experiment", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        sys.argv = argv
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+def _end_of_sweep(code: int) -> int:
+    """Print the table of all runs in the sweep's folder; the exit code is that of the worst one."""
+    from kvlab.tables import sweep_table
+
+    folder = _Process.sweep_dir
+    if folder is None or not folder.is_dir():
+        return code
+    table, num_failed = sweep_table(folder)
+    print(table)
+    print(f"\nFolder: {_shown(folder)}")
+    if code in (OK, FAILED, USER_ERROR) and num_failed:
+        return FAILED
+    return code
+
+
+def _say(*lines: str) -> None:
+    print(*[line for line in lines if line], sep="\n", file=sys.stderr, flush=True)
+
+
+def _shown(path: Path) -> str:
+    """A path as a user would type it."""
+    try:
+        return str(Path(path).absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+if __name__ == "__main__":
+    # The functions of the imported module, not of __main__: launchers that start other processes can pickle them.
+    from kvlab.experiment import main as imported_main
+
+    sys.exit(imported_main())

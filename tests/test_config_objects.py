@@ -1,0 +1,121 @@
+"""Objects from `_target_`, plain configurations, and the identity of a run."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from kvlab.config import build, check_config, find_class, identity, to_plain
+from kvlab.policies.eviction.lru import Lru
+from kvlab.policies.eviction.random import Random
+from kvlab.types import UserError
+
+LRU = {"_target_": "kvlab.policies.eviction.lru.Lru"}
+
+
+def test_build_nests_and_passes_parameters() -> None:
+    policy = build({
+        "_target_": "kvlab.policies.preemption.lifo.Lifo", "protect_oldest": False,
+        "mode": {"_target_": "kvlab.policies.preemption.mode.cheaper_of_both.CheaperOfBoth", "swap_gb_per_s": 5.0, "prefill_tokens_per_s": 7.0},
+    })  # fmt: skip
+    assert policy.protect_oldest is False
+    assert (policy.mode.swap_gb_per_s, policy.mode.prefill_tokens_per_s) == (5.0, 7.0)
+
+
+def test_context_goes_to_parameters_of_that_name_only() -> None:
+    policy = build({"_target_": "kvlab.policies.eviction.random.Random"}, seed=9, model="unused")
+    assert policy.seed == 9
+    assert build({"_target_": "kvlab.policies.eviction.random.Random", "seed": 4}, seed=9).seed == 4
+
+
+@pytest.mark.parametrize(
+    ("node", "say"),
+    [
+        ({"_target_": "kvlab.policies.eviction.random.Random", "sed": 1}, "Did you mean 'seed'"),
+        ({"_target_": "kvlab.policies.eviction.lru.Lru", "seed": 1}, "takes no parameters"),
+        ({"_target_": "kvlab.policies.eviction.lru.Lrru"}, "Did you mean 'Lru'"),
+        ({"_target_": "kvlab.policies.eviction.lrru.Lru"}, "no module 'kvlab.policies.eviction.lrru'"),
+        ({"_target_": "Mine"}, "__main__.Name"),
+        ({"_target_": "kvlab.policies.preemption.lifo.Lifo"}, "needs a value for mode"),
+        ({"seed": 1}, "without _target_"),
+        ({"_target_": "kvlab.policies.block_sizing.fixed.Fixed", "tokens": 0}, "tokens"),
+    ],
+)
+def test_build_errors_say_what_is_allowed(node: dict[str, object], say: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build(node)
+    assert say in str(caught.value)
+
+
+def test_a_class_of_a_notebook_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = types.ModuleType("__main__")
+    main.Mine = type("Mine", (Lru,), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert find_class("__main__.Mine") is main.Mine
+    assert isinstance(build({"_target_": "__main__.Mine"}), Lru)
+
+
+def test_a_module_that_fails_to_import_names_what_is_missing(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "my_policies.py").write_text("import no_such_package_at_all\nclass Mine: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match="needs the module 'no_such_package_at_all'"):
+        find_class("my_policies.Mine")
+
+
+def test_to_plain_refuses_what_is_no_configuration() -> None:
+    with pytest.raises(UserError, match="DictConfig"):
+        to_plain(["eviction=lru"])
+    assert to_plain({"a": (1, 2), "hydra": {"job": 1}, "b": {"c": None}}) == {"a": [1, 2], "b": {"c": None}}
+
+
+def test_unresolvable_interpolation_is_a_user_error() -> None:
+    from omegaconf import OmegaConf
+
+    with pytest.raises(UserError, match="nowhere"):
+        to_plain(OmegaConf.create({"a": "${nowhere}"}))
+
+
+def test_check_config_names_missing_and_unknown_keys() -> None:
+    with pytest.raises(UserError, match="no 'block_size'"):
+        check_config({})
+    with pytest.raises(UserError, match="Did you mean 'block_size'"):
+        check_config({"blocksize": 3})
+
+
+def config(**more: object) -> dict[str, object]:
+    return {"eviction": LRU, "block_size": 16, "seed": 0, **more}
+
+
+def test_identity_depends_on_what_matters_and_on_nothing_else() -> None:
+    base = identity(config(), "weights")
+    assert base is not None
+    assert len(base) == 16
+    assert identity(config(), "weights") == base
+    assert identity(config(threads=2, name="other"), "weights") == base
+    assert identity(config(block_size=8), "weights") != base
+    assert identity(config(), "other weights") != base
+    assert identity({k: config()[k] for k in ("seed", "block_size", "eviction")}, "weights") == base
+
+
+def test_identity_follows_the_source_of_foreign_classes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = []
+    for number, body in enumerate(("pass", "x = 1")):
+        (tmp_path / f"policy_{number}.py").write_text(f"class Mine:\n    {body}\n")
+        found.append(identity(config(eviction={"_target_": f"policy_{number}.Mine"}), "weights"))
+    assert found[0] is not None
+    assert found[0] != found[1]
+    objects = [identity(config(), "weights", {"eviction": Random(seed)}) for seed in (1, 1, 2)]
+    assert objects[0] == objects[1] != objects[2]
+
+
+def test_a_class_without_source_has_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace: dict[str, type] = {"__name__": "__main__"}  # type: ignore[dict-item]
+    exec("class Mine: ...", namespace)
+    main = types.ModuleType("__main__")
+    main.Mine = namespace["Mine"]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert identity(config(eviction={"_target_": "__main__.Mine"}), "weights") is None
+    assert identity(config(), "weights", {"eviction": namespace["Mine"]()}) is None
