@@ -10,7 +10,7 @@ from kvlab.workload import rng
 
 
 class Aborts:
-    """`fraction` of the requests get `abort_at_s` = arrival + `after_s` (seconds). Which ones depends on the seed alone, not on timing."""
+    """`fraction` of the requests get `abort_at_s` = arrival + `after_s` (seconds). Which ones depends on the seed alone."""
 
     def __init__(self, fraction: float, after_s: float) -> None:
         if not 0 <= fraction <= 1:

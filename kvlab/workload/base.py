@@ -23,14 +23,14 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int:
         """Ids are in [0, vocab_size)."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, /) -> list[int]:
         """Token ids of a text, with the ids that a plain prompt begins with (BOS) where the model wants them."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], /) -> str:
         """Text of token ids."""
 
-    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation (role, content), ready for the assistant's answer."""
+    def apply_chat(self, messages: Sequence[Any], /) -> list[int]:
+        """Token ids of a conversation (mappings with role and content), ready for the assistant's answer."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class WorkloadContext:
         tokenizer: None in simulated runs (text then becomes its UTF-8 bytes, and `Workload.notes` says so).
         vocab_size: token ids are in [0, vocab_size). max_model_len: longest prompt + output, in tokens.
         seed: everything random in a workload follows from it.
-        special_ids: ids that random prompts must not hold (BOS, EOS, chat markers).
+        special_ids: ids that random prompts must not hold (chat markers ...), besides the tokenizer's BOS and EOS.
     """
 
     tokenizer: Tokenizer | None
@@ -50,15 +50,23 @@ class WorkloadContext:
     seed: int
     special_ids: tuple[int, ...] = ()
 
+    @property
+    def reserved_ids(self) -> tuple[int, ...]:
+        """`special_ids` with the tokenizer's BOS and EOS, ascending, those of the vocabulary only."""
+        bos: int | None = getattr(self.tokenizer, "bos_token_id", None)
+        eos: Sequence[int] = getattr(self.tokenizer, "eos_token_ids", ())
+        ids = {*self.special_ids, *eos} | ({bos} if bos is not None else set())
+        return tuple(sorted(i for i in ids if 0 <= i < self.vocab_size))
+
 
 class Workload(ABC):
     """A source of requests, deterministic from `WorkloadContext.seed`.
 
     Open loop (default): a request is due at its arrival time. Closed loop (`concurrency=n`): arrival times are ignored, n
-    conversations are alive at a time, and the next begins at the moment one ends (a single request is a conversation of one turn).
+    conversations are alive at a time, and the next begins at the moment one ends (a lone request is a conversation of one turn).
 
     Attributes:
-        notes: what a reader of the results should know (rows repaired, prompts clipped ...), one sentence each; filled by `start`.
+        notes: what a reader of the results should know (rows repaired, prompts clipped ...), a sentence each; filled by `start`.
     """
 
     concurrency: int | None = None
@@ -69,7 +77,7 @@ class Workload(ABC):
     def __init__(self, *, concurrency: int | None = None, abort: Mapping[str, Any] | None = None) -> None:
         """concurrency: None for an open loop, else conversations alive at once. abort: `{fraction, after_s}`, see `Aborts`."""
         if concurrency is not None and (isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1):
-            raise UserError(f"workload.concurrency = {concurrency!r} is not allowed: null (open loop) or an integer of at least 1.")
+            raise UserError(f"workload.concurrency = {concurrency!r} is not allowed: null (open loop) or a whole number >= 1.")
         self.concurrency = concurrency
         self.aborts = None if abort is None else Aborts.from_config(abort)
         self.notes = []
@@ -100,7 +108,10 @@ class Workload(ABC):
     def start(self, ctx: WorkloadContext) -> None:
         """Build and check everything. Starting again gives a fresh, identical run. UserError before any work."""
         self.notes = []
-        self._loop = Loop(self.build(ctx), self.concurrency)
+        arrivals_s = self.build(ctx)
+        self._loop = Loop(arrivals_s, self.concurrency)
+        if self.concurrency is not None and any(arrivals_s):
+            self.notes.append(f"Closed loop (concurrency={self.concurrency}): the arrival times given were not used.")
         if self.aborts is not None:
             self.aborts.start(ctx.seed)
 

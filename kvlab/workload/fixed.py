@@ -22,7 +22,8 @@ class FixedWorkload(Workload):
         seen: dict[str, int] = {}
         for number, request in enumerate(self.requests):
             if request.request_id in seen:
-                raise UserError(f"Request {number} has the id {request.request_id!r} of request {seen[request.request_id]}: ids must be unique.")
+                other = seen[request.request_id]
+                raise UserError(f"Requests {other} and {number} are both called {request.request_id!r}: ids must be unique.")
             if not request.prompt_token_ids:
                 raise UserError(f"Request {request.request_id!r} has an empty prompt: at least one token is needed.")
             seen[request.request_id] = number

@@ -11,7 +11,7 @@ from kvlab.types import Request, UserError
 
 
 class Loop:
-    """Queue of what is to come. Conversations are numbers 0..n-1; only follow-up turns and requests in flight are held as objects.
+    """Queue of what is to come. Conversations are numbers 0..n-1; only follow-up turns and requests in flight are objects here.
 
     Closed loop: `concurrency` slots, each free from a moment on; a conversation begins at the moment its slot became free.
     A follow-up turn keeps its conversation's slot, so at most `concurrency` requests are in flight.

@@ -1,4 +1,4 @@
-"""Randomness of workloads: child generators by purpose, and a counter-based source for values that are looked up, not drawn in order."""
+"""Randomness of workloads: child generators by purpose, and a counter-based source for values looked up in any order."""
 
 from __future__ import annotations
 

@@ -1,0 +1,115 @@
+"""Trace files: finding them, reading their lines, and what loaders of all formats have in common."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvlab.types import UserError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+SUFFIXES = ("", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".txt", ".txt.gz")
+ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
+
+
+def default_folders() -> list[Path]:
+    """Where traces are looked for: $KVLAB_TRACES, then ./traces, then shared/data/traces beside the repository."""
+    from_env = [Path(part) for part in os.environ.get("KVLAB_TRACES", "").split(os.pathsep) if part]
+    repository = Path(__file__).resolve().parents[2]
+    return [*from_env, Path("traces"), repository.parent / "shared" / "data" / "traces"]
+
+
+def find_trace(name_or_path: str | Path, folders: Sequence[Path] | None = None) -> Path:
+    """The file of a trace: a path, or a name (suffix optional) in one of the folders.
+
+    Raises:
+        UserError: not found; says where it was looked for, what is there, and how to name another folder.
+    """
+    folders = default_folders() if folders is None else list(folders)
+    for base in (Path(), *folders):
+        for suffix in SUFFIXES:
+            path = base / f"{name_or_path}{suffix}"
+            if path.is_file():
+                return path
+    there = sorted({p.name for folder in folders if folder.is_dir() for p in folder.iterdir() if p.name.endswith(ENDINGS)})
+    near = difflib.get_close_matches(str(name_or_path), there, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    found = f" Traces there: {', '.join(there)}." if there else " There are no traces there."
+    looked = ", ".join(str(folder) for folder in folders) or "no folder"
+    raise UserError(
+        f"There is no trace {str(name_or_path)!r}: looked for a file of that path, and in {looked}.{hint}{found}"
+        " Give the path of the file, or set KVLAB_TRACES to the folder that holds it."
+    )
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(line number from 1, line without its end) of a text file or a gzipped one; blank lines are left out.
+
+    Raises:
+        UserError: the file is missing, may not be read, is not UTF-8, or its gzip data is damaged.
+    """
+    number = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else open(path, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: damaged gzip data after line {number} ({error}). Fetch the file again.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text after line {number} ({error.reason}).") from error
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror or error}.") from error
+
+
+@dataclass
+class TraceRows:
+    """Requests of a trace, sorted by arrival, the first at 0 s. `rows`: line number of each in its file, for messages."""
+
+    path: Path
+    rows: Ints
+    arrivals_s: Floats
+    input_lens: Ints
+    output_lens: Ints
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def check_and_repair(trace: TraceRows, notes: list[str]) -> Ints:
+    """Which rows to use, in which order, as indices; output lengths are mended in place.
+
+    Repairs, each counted in a note: rows without input tokens are left out, outputs of 0 become 1, unsorted arrivals are sorted.
+
+    Raises:
+        UserError: no request is left; a length is negative (with its row).
+    """
+    for name, lengths in (("input", trace.input_lens), ("output", trace.output_lens)):
+        negative = np.flatnonzero(lengths < 0)
+        if negative.size:
+            raise UserError(f"{trace.path}, line {trace.rows[negative[0]]}: {name} length {lengths[negative[0]]} is negative.")
+    keep = np.flatnonzero(trace.input_lens > 0)
+    if len(keep) < len(trace):
+        notes.append(f"{trace.path.name}: {len(trace) - len(keep)} of {len(trace)} rows have no input tokens and were left out.")
+    no_output = keep[trace.output_lens[keep] == 0]
+    if no_output.size:
+        notes.append(f"{trace.path.name}: {no_output.size} rows have no output tokens; each was given 1.")
+        trace.output_lens[no_output] = 1
+    if not keep.size:
+        raise UserError(f"{trace.path} holds no requests.")
+    times = trace.arrivals_s[keep]
+    num_early = int((np.diff(times) < 0).sum())
+    if num_early:
+        notes.append(f"{trace.path.name}: {num_early} rows arrive before the row above them; the trace was sorted by arrival.")
+    return keep[np.argsort(times, kind="stable")]
+
