@@ -45,6 +45,11 @@ def raw_frame(table: str, rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
     return pd.DataFrame({c.name: series(c, values) for c, values in zip(columns, cells, strict=True)})
 
 
+def empty_frame(table: str) -> pd.DataFrame:
+    """A table without rows, all its columns in place."""
+    return with_derived(table, raw_frame(table, []))
+
+
 def request_row(record: RequestRecord) -> tuple[Any, ...]:
     """A RequestRecord in the order of the requests table: spans and outputs as one list a field."""
     r = record

@@ -71,7 +71,7 @@ class Recorder:
         buffer_s: float = 2.0,
     ) -> None:
         if folder is None and (record.outcomes or record.plans):
-            raise UserError("Recording outcomes or plans needs a run folder: give one, or set record.outcomes=false, record.plans=false.")
+            raise UserError("Recording outcomes or plans needs a run folder. Give one, or leave outcomes and plans off.")
         self.folder = folder
         self.record = record
         self._memory = memory

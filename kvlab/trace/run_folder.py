@@ -20,6 +20,8 @@ from kvlab.types import UserError
 
 PACKAGES = ("kvlab", "torch", "triton", "transformers", "safetensors", "hydra-core", "numpy", "pandas", "pyarrow")
 TRACEBACK_LINES = 40
+MARK = ".kvlab-run"
+"""An empty file that says whose a folder is, before anything else is written."""
 
 
 class RunFolder:
@@ -99,7 +101,7 @@ def _claim(folder: Path) -> bool:
     if any(not (p.name.startswith(".") or p.suffix == ".log") for p in folder.iterdir()):
         return False
     try:
-        (folder / ".kvlab-run").touch(exist_ok=False)
+        (folder / MARK).touch(exist_ok=False)
     except FileExistsError:
         return False
     with atomic(folder / ".probe") as file:

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pandas as pd
 
-from kvlab.trace.frames import raw_frame, series, with_derived
+from kvlab.trace.frames import empty_frame, raw_frame, series, with_derived
 from kvlab.trace.schema import TABLES, Column, recorded
 from kvlab.types import UserError
 
@@ -116,7 +116,7 @@ def _derived_parts(table: str, parts: Sequence[Path]) -> Iterator[pd.DataFrame]:
             previous_end_s = float(frame["end_s"].iloc[-1])
         yield frame
     if not parts:
-        yield with_derived(table, raw_frame(table, []))
+        yield empty_frame(table)
 
 
 def part_paths(folder: Path, table: str) -> list[Path]:

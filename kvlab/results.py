@@ -1,0 +1,320 @@
+"""Runs read back: one `Run` from a folder or from memory, and `load_runs` for many, one row a run.
+
+Reading is tolerant: failed, killed, partial, foreign, empty and damaged folders become rows whose `status` and `notes` say so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import pandas as pd
+import yaml
+
+from kvlab.trace.frames import empty_frame
+from kvlab.trace.recorder import Recorder
+from kvlab.trace.run_folder import MARK, is_alive, read_json
+from kvlab.trace.store import PARTS, read_table
+from kvlab.trace.summary import format_summary, summarize
+from kvlab.types import UserError
+
+MARKS = (MARK, PARTS, "status.json", "summary.json", "steps.parquet", "requests.parquet", "steps.jsonl", "requests.jsonl")
+"""A folder that holds one of these is a run's."""
+
+OWN_COLUMNS = ("run", "status", "notes", "folder")
+
+
+class Run:
+    """One run: what it was configured as, how it ended and what was recorded.
+
+    Attributes:
+        name: short name, unique among runs loaded together. folder: None for a run that was kept in memory.
+        config: the resolved configuration. summary: figures (see `kvlab.trace.summary.FIGURES`).
+        status: how it went: `state` is "finished", "failed", "interrupted", "running", "killed" (it says running, but its process
+            is gone), "partial" (records without a status), "empty" or "foreign" (not a run's folder).
+        env: versions, device, git commit. notes: what was odd when it was read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        folder: Path | None = None,
+        config: Mapping[str, Any] | None = None,
+        summary: Mapping[str, Any] | None = None,
+        status: Mapping[str, Any] | None = None,
+        env: Mapping[str, Any] | None = None,
+        recorder: Recorder | None = None,
+        notes: Iterable[str] = (),
+    ) -> None:
+        self.name = name
+        self.folder = folder
+        self.config = dict(config or {})
+        self.summary = dict(summary or {})
+        self.status = {"state": "finished", **(status or {})}
+        self.env = dict(env or {})
+        self.notes = list(notes)
+        self._recorder = recorder
+        self._frames: dict[str, pd.DataFrame] = {}
+
+    @property
+    def state(self) -> str:
+        """`status["state"]`."""
+        return str(self.status["state"])
+
+    @property
+    def error(self) -> str | None:
+        """Type and message of what ended a failed run, else None; `status["error"]["traceback"]` has the traceback's end."""
+        error = self.status.get("error")
+        return f"{error.get('type')}: {error.get('message')}" if isinstance(error, Mapping) else None
+
+    def steps(self) -> pd.DataFrame:
+        """One row a step (`kvlab.trace.schema.STEPS`); empty where none was recorded."""
+        return self._table("steps")
+
+    def requests(self) -> pd.DataFrame:
+        """One row a request that ended (`kvlab.trace.schema.REQUESTS`)."""
+        return self._table("requests")
+
+    def blocks(self) -> pd.DataFrame:
+        """One row a block event (`kvlab.trace.schema.BLOCKS`); empty unless the run recorded them (`record.blocks=true`)."""
+        return self._table("blocks")
+
+    def _table(self, table: str) -> pd.DataFrame:
+        """Read once and kept; a copy each time, so that a caller's changes stay its own."""
+        if table not in self._frames:
+            if self._recorder is not None:
+                self._frames[table] = getattr(self._recorder, table)()
+            elif self.folder is not None:
+                self._frames[table] = read_table(self.folder, table, self._note)
+            else:
+                self._frames[table] = empty_frame(table)
+        return self._frames[table].copy(deep=False)
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def row(self) -> dict[str, Any]:
+        """The run as one flat row: name, status, notes, folder, then config (dotted keys), then summary figures.
+
+        A node of the configuration that chooses a class appears under its own name too (`eviction`: "lru"). A config key that is
+        also a figure's or one of the first four is called `config.<key>`.
+        """
+        figures = flatten(self.summary)
+        folder = None if self.folder is None else str(self.folder)
+        own = {"run": self.name, "status": self.state, "notes": "; ".join(self._all_notes()), "folder": folder}
+        config = {(f"config.{k}" if k in figures or k in own else k): v for k, v in flatten(self.config).items()}
+        return {**own, **config, **figures}
+
+    def _all_notes(self) -> list[str]:
+        return [*([self.error] if self.error else []), *self.notes]
+
+    def __repr__(self) -> str:
+        lines = [f"Run {self.name!r}: {self.state}" + (f", {self.folder}" if self.folder else ""), *map(str, self._all_notes())]
+        return "\n".join([*lines, format_summary(self.summary)]).rstrip()
+
+    @classmethod
+    def load(cls, folder: Path | str, name: str | None = None) -> Run:
+        """Read a run's folder, whatever its state; tables when they are asked for. UserError if there is no such folder."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder. Give a run's folder, or one that holds runs.")
+        notes: list[str] = []
+        status = _json(folder, "status.json", notes)
+        run = cls(
+            name or folder.name, folder=folder, config=_config(folder, notes), summary=_json(folder, "summary.json", notes),
+            status={**status, "state": _state(folder, status)}, env=_json(folder, "env.json", notes), notes=notes,
+        )  # fmt: skip
+        if not run.summary and run.state not in ("empty", "foreign"):
+            run._summarize()
+        return run
+
+    def _summarize(self) -> None:
+        """Figures for a run that never wrote its own: from what was recorded until it ended."""
+        steps, requests = self.steps(), self.requests()
+        if len(steps) or len(requests):
+            self.summary = summarize(steps, requests)
+            self._note(f"summary made from {len(steps)} recorded steps and {len(requests)} requests")
+        else:
+            self._note("nothing was recorded")
+
+
+class Runs:
+    """Several runs. `runs.frame` has one row a run, `runs[0]` is a `Run`, `runs["block_size"]` a column of the frame.
+
+    `steps()`, `requests()` and `blocks()` are long frames of all runs, with a first column `run`. Any other name (`groupby`,
+    `sort_values`, `plot` ...) is the frame's.
+    """
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._runs = list(runs)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a run: run, status, notes, folder, flat config columns, summary figures. Made anew at each call."""
+        rows = [run.row() for run in self._runs]
+        columns = list(dict.fromkeys(key for row in rows for key in row)) or list(OWN_COLUMNS)
+        figures = set().union(*(flatten(run.summary) for run in self._runs))
+        columns.sort(key=lambda c: 0 if c in OWN_COLUMNS else 2 if c in figures else 1)  # stable: a short row moves no column
+        return pd.DataFrame(rows, columns=columns)
+
+    def finished(self) -> Runs:
+        """Those that ended well."""
+        return Runs(run for run in self._runs if run.state == "finished")
+
+    def steps(self, *config_columns: str) -> pd.DataFrame:
+        """All steps of all runs; `config_columns` of `frame` are repeated in each row, for grouping."""
+        return self._long("steps", config_columns)
+
+    def requests(self, *config_columns: str) -> pd.DataFrame:
+        """All requests of all runs; `config_columns` as in `steps`."""
+        return self._long("requests", config_columns)
+
+    def blocks(self, *config_columns: str) -> pd.DataFrame:
+        """All block events of all runs; `config_columns` as in `steps`."""
+        return self._long("blocks", config_columns)
+
+    def _long(self, table: str, config_columns: Sequence[str]) -> pd.DataFrame:
+        frames, empty = [], empty_frame(table)
+        for run in self._runs:
+            frame = getattr(run, table)()
+            row = run.row()
+            for column in reversed(config_columns):
+                frame.insert(0, column, row.get(column))
+            frame.insert(0, "run", run.name)
+            if len(frame):
+                frames.append(frame)
+        if not frames:
+            return empty.reindex(columns=["run", *config_columns, *empty.columns])
+        return pd.concat(frames, ignore_index=True)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    @overload
+    def __getitem__(self, key: int) -> Run: ...
+    @overload
+    def __getitem__(self, key: slice) -> Runs: ...
+    @overload
+    def __getitem__(self, key: str | list[str]) -> Any: ...
+    def __getitem__(self, key: int | slice | str | list[str]) -> Any:
+        if isinstance(key, slice):
+            return Runs(self._runs[key])
+        return self._runs[key] if isinstance(key, int) else self.frame[key]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also keeps copying and pickling from looping
+            raise AttributeError(name)
+        return getattr(self.frame, name)
+
+    def __repr__(self) -> str:
+        return repr(self.frame)
+
+    def _repr_html_(self) -> str:
+        return str(self.frame.to_html())
+
+
+def load_runs(path: Path | str | Iterable[Path | str]) -> Runs:
+    """All runs in a folder, at any depth (a run's folder, a sweep's, or a folder of sweeps), or in several folders.
+
+    A folder right under `path` (or `path` itself) that holds no run gives a row too, with status "empty" or "foreign". Hidden
+    folders are passed over. Raises UserError if a given path does not exist; never because of what a folder holds.
+    """
+    roots = [Path(path)] if isinstance(path, (str, Path)) else [Path(p) for p in path]
+    found: dict[Path, str] = {}
+    for root in roots:
+        if not root.is_dir():
+            raise UserError(f"{root} is not a folder. Give a run's folder, or one that holds runs.")
+        for folder in _run_folders(root, 0):
+            name = folder.relative_to(root).as_posix() if folder != root else root.resolve().name
+            found.setdefault(folder, name)
+    names = list(found.values())
+    return Runs(Run.load(folder, name if names.count(name) == 1 else str(folder)) for folder, name in found.items())
+
+
+def _run_folders(folder: Path, depth: int) -> list[Path]:
+    """The runs at or under a folder in natural order. At depth 0 and 1 a folder without any stands for itself."""
+    if _is_run(folder):
+        return [folder]
+    try:
+        children = sorted((p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")), key=_natural)
+    except OSError:
+        children = []
+    inner = [run for child in children if not child.is_symlink() for run in _run_folders(child, depth + 1)]
+    return inner or ([folder] if depth <= 1 else [])
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / mark).exists() for mark in MARKS)
+
+
+def _natural(path: Path) -> list[Any]:
+    """Sort key under which 10 comes after 9."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name) if part]
+
+
+def _state(folder: Path, status: Mapping[str, Any]) -> str:
+    state = status.get("state")
+    if isinstance(state, str):
+        return "killed" if state == "running" and not is_alive(dict(status)) else state
+    if _is_run(folder):
+        return "partial"
+    try:
+        return "foreign" if any(folder.iterdir()) else "empty"
+    except OSError:
+        return "foreign"
+
+
+def _json(folder: Path, name: str, notes: list[str]) -> dict[str, Any]:
+    path = folder / name
+    if not path.exists():
+        return {}
+    try:
+        value = read_json(path)
+        if isinstance(value, dict):
+            return value
+        notes.append(f"{name} is damaged: not an object")
+    except (OSError, ValueError) as error:
+        notes.append(f"{name} is damaged: {error}")
+    return {}
+
+
+def _config(folder: Path, notes: list[str]) -> dict[str, Any]:
+    path = folder / "config.yaml"
+    if not _is_run(folder) or not path.exists():
+        return {}
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if isinstance(value, dict):
+            return value
+        notes.append("config.yaml is damaged: not a mapping")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        notes.append(f"config.yaml is damaged: {str(error).splitlines()[0]}")
+    return {}
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one with dotted keys; lists as JSON text. A node with `_target_` is also its class's short name."""
+    out: dict[str, Any] = {}
+    for key, item in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(item, Mapping):
+            if "_target_" in item:
+                out[name] = _short(str(item["_target_"]))
+            out.update(flatten({k: v for k, v in item.items() if k != "_target_"}, f"{name}."))
+        else:
+            out[name] = json.dumps(item, default=str) if isinstance(item, (list, tuple)) else item
+    return out
+
+
+def _short(target: str) -> str:
+    """A class's name; a policy of kvlab's goes by its file's name, which is also its yaml's."""
+    parts = target.split(".")
+    return parts[-2] if target.startswith("kvlab.policies.") else parts[-1]

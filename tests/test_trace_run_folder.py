@@ -1,0 +1,101 @@
+"""Run folders: never shared, always readable, honest about how a run ended."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kvlab.trace import RunFolder
+from kvlab.trace.run_folder import is_alive
+from kvlab.types import UserError
+
+
+def read(folder: RunFolder, name: str):
+    return json.loads((folder.path / name).read_text())
+
+
+def test_folders_never_collide(tmp_path):
+    names = [RunFolder.create(tmp_path / "run").path.name for _ in range(3)]
+    assert names == ["run", "run-2", "run-3"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("mine")
+    assert RunFolder.create(tmp_path / "other").path.name == "other-2"
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "mine"
+
+
+def test_a_folder_that_hydra_made_is_taken(tmp_path):
+    (tmp_path / "0" / ".hydra").mkdir(parents=True)
+    (tmp_path / "0" / "run.log").write_text("")
+    assert RunFolder.create(tmp_path / "0").path == tmp_path / "0"
+
+
+def test_processes_at_once_get_different_folders(tmp_path):
+    code = "import sys; from kvlab.trace import RunFolder\nfor _ in range(20): print(RunFolder.create(sys.argv[1]).path)"
+    command = [sys.executable, "-c", code, str(tmp_path / "r")]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    paths = [line for p in running for line in p.communicate(timeout=120)[0].splitlines()]
+    assert len(paths) == 40
+    assert len(set(paths)) == 40
+
+
+def test_life_of_a_finished_run(tmp_path):
+    folder = RunFolder.create(tmp_path / "run")
+    folder.start("block_size: 8\n", device="cpu", identity="abc")
+    status = read(folder, "status.json")
+    assert (status["state"], status["pid"], status["identity"], status["finished"]) == ("running", os.getpid(), "abc", None)
+    assert is_alive(status)
+    folder.finish({"num_requests": 2, "mean_ttft_ms": float("nan")})
+    assert read(folder, "status.json")["state"] == "finished"
+    assert read(folder, "summary.json") == {"num_requests": 2, "mean_ttft_ms": None}  # JSON has no NaN
+    assert (folder.path / "config.yaml").read_text() == "block_size: 8\n"
+    env = read(folder, "env.json")
+    assert env["versions"]["pandas"]
+    assert env["device"] == "cpu"
+    assert env["cpu"]
+    assert len(env["git_commit"] or "0" * 40) == 40
+
+
+@pytest.mark.parametrize(("error", "state"), [(ValueError("bad block"), "failed"), (KeyboardInterrupt(), "interrupted")])
+def test_life_of_a_run_that_ends_badly(tmp_path, error, state):
+    folder = RunFolder.create(tmp_path / "run")
+    folder.start("{}")
+    try:
+        raise error
+    except BaseException as caught:
+        folder.fail(caught, {"num_steps": 3})
+    status = read(folder, "status.json")
+    assert status["state"] == state
+    assert status["error"]["type"] == type(error).__name__
+    assert "test_trace_run_folder.py" in status["error"]["traceback"]
+    assert read(folder, "summary.json") == {"num_steps": 3}
+
+
+def test_a_dead_process_is_not_alive():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait(timeout=60)
+    here = {"host": os.uname().nodename, "pid": child.pid, "process_start": None}
+    assert not is_alive(here)
+    assert is_alive({**here, "pid": os.getpid()})
+    assert not is_alive({**here, "pid": os.getpid(), "process_start": "1"})  # the number was given to another process
+    assert is_alive({**here, "host": "elsewhere"})
+    assert not is_alive({})
+
+
+def test_a_folder_that_cant_be_made_is_one_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/run.*another run folder"):
+        RunFolder.create(tmp_path / "file" / "run")
+
+
+def test_log(tmp_path):
+    folder = RunFolder.create(tmp_path / "run")
+    logger = logging.getLogger("kvlab.test")
+    handler = folder.log_handler()
+    logger.addHandler(handler)
+    logger.warning("watermark rounds to 0 blocks")
+    logger.removeHandler(handler)
+    handler.close()
+    assert "WARNING kvlab.test: watermark rounds to 0 blocks" in (folder.path / "run.log").read_text()
