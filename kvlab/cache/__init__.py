@@ -1,0 +1,1 @@
+"""Block pools, block tables, KV tensors and transfers between tiers."""

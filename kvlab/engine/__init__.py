@@ -1,0 +1,1 @@
+"""Requests, sequence groups, the scheduler, the sampler, clocks and runners."""
