@@ -1,8 +1,8 @@
 """Beam search of one request, as bookkeeping: candidates in; continuations, forks, drops and finished hypotheses out.
 
 Follows transformers' `generate(num_beams=k, do_sample=False)` (5.x, its vectorised beam search): the same order of candidates,
-scores, stop rule and ends. Deviation: scores are float64, where transformers adds up float32; ties go to the better beam, then the
-lower token id. Knows no runner and no cache: whoever calls it gives a fork its parent's history.
+scores, stop rule and ends. Deviation: scores are float64, where transformers adds up float32; ties go to the better beam, then
+the lower token id. Knows no runner and no cache: whoever calls it gives a fork its parent's history.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from kvlab.model.tokenizer import Tokenizer
 class Detokenizer:
     """Incremental text of one sequence's output tokens; O(1) a token.
 
-    The pieces joined equal `tokenizer.decode(ids)` (byte-level BPE and SentencePiece). A character whose bytes are cut across tokens
-    is held back until its last byte has come; bytes that are no UTF-8 become U+FFFD.
+    The pieces joined equal `tokenizer.decode(ids)` (byte-level BPE and SentencePiece). A character whose bytes are cut across
+    tokens is held back until its last byte has come; bytes that are no UTF-8 become U+FFFD.
 
     Deviation: where a SentencePiece decoder turns a whole run of byte tokens into U+FFFD because one of them is bad, only the bad
     ones are replaced here, for the good ones have been sent already.

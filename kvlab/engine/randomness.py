@@ -29,7 +29,7 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
 
 
 def uniforms(seeds: npt.ArrayLike, streams: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, stream, position): float64, 53 random bits. The three broadcast, each taken modulo 2^64."""
+    """One number in [0, 1) for each (seed, stream, position): float64, 53 random bits. They broadcast, each modulo 2^64."""
     seed, stream, position = np.broadcast_arrays(_words(seeds), _words(streams), _words(positions))
     counter = (position & _LOW, position >> _32, stream & _LOW, stream >> _32)
     high, low, _, _ = philox4x32(counter, (seed & _LOW, seed >> _32))

@@ -53,7 +53,7 @@ class StopChecker:
 
     def finish(self) -> bool:
         """The sequence has ended otherwise: add what an incomplete character leaves. True if that completes a stop string."""
-        return self.stopped_by is not None or self._add(self._detokenizer.flush())
+        return self._add(self._detokenizer.flush())
 
     def take(self) -> str:
         """Text for a stream since the last call. What may yet become part of an excluded stop string is held back."""
@@ -70,6 +70,8 @@ class StopChecker:
 
     def _add(self, piece: str) -> bool:
         """Take new text; cut it at the first stop string that ends in it."""
+        if self.stopped_by is not None:
+            return True
         window = self._tail + piece
         start, end = self._first_match(window) if piece and self._num_tokens > self._min_tokens else (-1, -1)
         if start >= 0:

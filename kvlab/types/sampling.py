@@ -13,8 +13,8 @@ class SamplingParams:
 
     Attributes:
         n: parallel samples (with `beam_width` 0). Sample i of a request uses random stream i.
-        beam_width: > 0 selects beam search of that width (temperature and penalties must be neutral); `n` best beams are returned,
-            n <= beam_width.
+        beam_width: > 0 selects beam search of that width (temperature and penalties must be neutral, no stop strings, no logprobs);
+            the `n` best beams are returned, n <= beam_width.
         length_penalty: a beam's score is (sum of log-probabilities) / (output tokens ** length_penalty).
         early_stopping: beam search ends when beam_width beams have ended (True), or when no running beam can still win (False).
         temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: nucleus and minimum-probability filters.
@@ -61,6 +61,8 @@ class SamplingParams:
             neutral = (self.temperature == 0 and self.top_k == 0 and self.top_p == 1 and self.min_p == 0
                        and self.presence_penalty == 0 and self.frequency_penalty == 0 and self.repetition_penalty == 1)  # fmt: skip
             check(neutral, "beam_width", "beam search takes no temperature, filters or penalties; leave them at their defaults")
+            check(not self.stop, "stop", "beam search takes stop_token_ids but no stop strings (a beam is a sequence of tokens)")
+            check(self.logprobs is None, "logprobs", "beam search returns scores instead; leave it at None")
         check(self.temperature >= 0, "temperature", "0 (greedy) or more")
         check(self.top_k >= 0, "top_k", "0 (off) or more")
         check(0 < self.top_p <= 1, "top_p", "in (0, 1]")

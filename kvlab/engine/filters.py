@@ -1,0 +1,102 @@
+"""What sampling does to logits: penalties, and which tokens stay. Dropped tokens become -inf; rows are independent of each other.
+
+Shapes: R rows, V vocabulary, k tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvlab.types import SamplingParams
+
+Ids = npt.NDArray[np.int64]
+
+NUCLEUS_GUESS = 1024
+"""Tokens that top_p sorts at first; only where they hold too little of the mass is the whole vocabulary sorted."""
+
+
+def penalise(logits_SV: torch.Tensor, rows: Sequence[int], params: Sequence[SamplingParams],
+             histories: Sequence[tuple[Ids, Ids]]) -> None:  # fmt: skip
+    """Apply penalties in place to `rows`, each with its (prompt, output) token ids.
+
+    Repetition (prompt and output): a positive logit is divided, a negative multiplied. Then, over the output, minus
+    frequency * count and minus presence.
+    """
+    touched, row_of, repetition, subtracted = [], [], [], []
+    for row, param, (prompt, output) in zip(rows, params, histories, strict=True):
+        ids = np.unique(output if param.repetition_penalty == 1 else np.concatenate((prompt, output)))
+        counts = np.bincount(np.searchsorted(ids, output), minlength=len(ids))
+        touched.append(ids)
+        row_of.append(np.full(len(ids), row))
+        repetition.append(np.full(len(ids), param.repetition_penalty))
+        subtracted.append(param.frequency_penalty * counts + param.presence_penalty * (counts > 0))
+
+    def tensor(parts: Sequence[npt.NDArray[np.generic]], dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(logits_SV.device, dtype)
+
+    index = (tensor(row_of, torch.int64), tensor(touched, torch.int64))
+    factor, amount = tensor(repetition, logits_SV.dtype), tensor(subtracted, logits_SV.dtype)
+    values = logits_SV[index]
+    logits_SV[index] = torch.where(values > 0, values / factor, values * factor) - amount
+
+
+def keep_min_p(logits_RV: torch.Tensor, min_p_R1: torch.Tensor) -> torch.Tensor:
+    """Keep tokens whose probability is at least `min_p` times the largest."""
+    ratio_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).exp()
+    return logits_RV.masked_fill(ratio_RV < min_p_R1, -torch.inf)
+
+
+def keep_top_k(logits_RV: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
+    """Keep the k largest logits and those equal to the k-th; k = 0 keeps all."""
+    size = logits_RV.shape[1]
+    counts = [min(k or size, size) for k in top_k]
+    limited = [row for row, count in enumerate(counts) if count < size]
+    if not limited:
+        return logits_RV
+    rows = torch.tensor(limited, device=logits_RV.device)
+    last = torch.tensor([[counts[row] - 1] for row in limited], device=logits_RV.device)
+    largest = logits_RV[rows].topk(max(counts[row] for row in limited), dim=-1).values
+    floor_R1 = torch.full_like(logits_RV[:, :1], -torch.inf)
+    floor_R1[rows] = largest.gather(1, last)
+    return logits_RV.masked_fill(logits_RV < floor_R1, -torch.inf)
+
+
+def keep_top_p(logits_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
+    """Keep the fewest likely tokens whose probabilities reach `top_p`, at least one; of equals at the border the lower ids."""
+    size = logits_RV.shape[1]
+    total_R1 = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).exp().cumsum(dim=-1)[:, -1:]
+    for guess in dict.fromkeys((min(NUCLEUS_GUESS, size), size)):
+        sorted_Rk = logits_RV.topk(guess, dim=-1).values
+        mass_Rk = (sorted_Rk - sorted_Rk[:, :1]).exp()
+        # A token stays if those before it hold less than top_p.
+        stays_Rk = mass_Rk.cumsum(dim=-1) - mass_Rk < top_p_R1 * total_R1
+        stays_Rk[:, 0] = True
+        if guess == size or not bool((stays_Rk[:, -1:] & (top_p_R1 < 1)).any()):
+            break
+    num_kept_R1 = torch.where(top_p_R1 < 1, stays_Rk.sum(dim=-1, keepdim=True), size)
+    floor_R1 = sorted_Rk.gather(1, (num_kept_R1.clamp(max=sorted_Rk.shape[1]) - 1))
+    floor_R1 = torch.where(top_p_R1 < 1, floor_R1, -torch.inf)
+    num_larger_R1 = (logits_RV > floor_R1).sum(dim=-1, keepdim=True)
+    ties_RV = logits_RV == floor_R1
+    surplus_RV = ties_RV & (ties_RV.cumsum(dim=-1) > num_kept_R1 - num_larger_R1)
+    return logits_RV.masked_fill((logits_RV < floor_R1) | surplus_RV, -torch.inf)
+
+
+def top_k_stable(values_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of each row (or all) and their ids, descending; of equals the lower id first (torch leaves that open)."""
+    size = values_RV.shape[1]
+    k = min(k, size)
+    values, ids = values_RV.topk(min(k + 1, size), dim=-1)  # one more, to see a tie at the border
+    if size > k:
+        tied = (values[:, k - 1] == values[:, k]).nonzero().flatten()
+        values, ids = values[:, :k], ids[:, :k]
+        if len(tied):
+            ids = ids.clone()
+            ids[tied] = values_RV[tied].sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    ids = ids.sort(dim=-1).values
+    values, order = values_RV.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)

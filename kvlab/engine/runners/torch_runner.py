@@ -1,0 +1,203 @@
+"""Real decoding on torch: applies plans to paged KV tensors, runs the model, samples. The same code on a CPU and on CUDA."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+
+from kvlab.cache.tensors import KVTensors
+from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
+from kvlab.engine.runners.rows import BlockRows, Ints, ragged_positions
+from kvlab.engine.sampler import SamplingState, beam_candidates, sample
+from kvlab.kernels.interface import AttentionMetadata, Backend
+from kvlab.kernels.torch_backend import TorchBackend
+from kvlab.model.loading import LoadedModel, resolve_dtype
+from kvlab.types import BlockTransfer, Candidate, Outcome, Plan, ScheduledSeq, TokenLogprobs, UserError
+
+_NUM_FIELDS = len(ScheduledSeq._fields)
+
+
+@dataclass(slots=True)
+class Batch:
+    """A plan's forward pass, decodes first. S scheduled sequences, T tokens.
+
+    Attributes:
+        order: index into `plan.scheduled` of each of the batch's sequences.
+        token_ids_T, positions_T, meta: what the model takes.
+        last_S: index of each sequence's last token; num_samples_S: tokens to choose after it; next_S: position they will have.
+    """
+
+    order: Ints
+    token_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    meta: AttentionMetadata
+    last_S: Ints
+    num_samples_S: Ints
+    next_S: Ints
+
+
+class TorchRunner:
+    """Runs plans with a real model; synchronous: `submit` returns when the step is done.
+
+    Args:
+        loaded: the model, on the device where everything happens.
+        backend: cache kernels; plain torch unless given.
+    """
+
+    def __init__(self, loaded: LoadedModel, backend: Backend | None = None) -> None:
+        self._loaded = loaded
+        self._model = loaded.model
+        self._backend: Backend = backend or TorchBackend()
+        self._device = loaded.model.device
+        self._config: RunnerConfig | None = None
+        self._kv: KVTensors | None = None
+        self._rows = BlockRows()
+        self._states: dict[int, SamplingState] = {}
+
+    def initialize(self, config: RunnerConfig) -> None:
+        """Allocate the KV tensors and forget every sequence.
+
+        Raises:
+            UserError: the model has too few positions for `max_model_len`, an unknown kv_dtype, or not enough memory.
+        """
+        shape = self._loaded.config
+        if config.max_model_len > shape.max_position_embeddings:
+            raise UserError(f"max_model_len = {config.max_model_len} is not allowed: model {self._loaded.name!r} has"
+                            f" {shape.max_position_embeddings} positions. Use at most that.")  # fmt: skip
+        dtype = resolve_dtype(config.kv_dtype) or self._model.dtype
+        self.close()
+        self._kv = KVTensors(shape.num_layers, config.num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim, dtype,
+                             self._device, config.num_cpu_blocks)  # fmt: skip
+        self._config = config
+
+    @property
+    def kv_bytes_allocated(self) -> int:
+        """Bytes of the gpu tier's tensors; 0 before `initialize`."""
+        return 0 if self._kv is None else self._kv.nbytes
+
+    def device_memory(self) -> DeviceMemory | None:
+        """What torch has allocated and reserved on a CUDA device; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        return DeviceMemory(torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device))
+
+    def close(self) -> None:
+        """Let go of the KV tensors and of every sequence."""
+        self._kv = self._config = None
+        self._rows = BlockRows()
+        self._states = {}
+
+    def submit(self, plan: Plan) -> Ready:
+        """Carry out a step.
+
+        Raises:
+            RuntimeError: not initialised, a plan whose tables lack a block, or logits without a number.
+        """
+        begin = time.perf_counter()
+        if self._kv is None or self._config is None:
+            raise RuntimeError("TorchRunner.initialize must be called before the first step.")
+        self._apply(plan, self._kv)
+        outcome = self._run(plan, self._kv, self._config) if plan.scheduled else Outcome(plan.step, ())
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # where nothing was sampled nothing has waited for the device yet
+        return Ready(outcome._replace(execute_s=time.perf_counter() - begin))
+
+    def _apply(self, plan: Plan, kv: KVTensors) -> None:
+        """All that a plan says before its forward pass, in its order."""
+        for seq_id in plan.released:
+            self._rows.remove(seq_id)
+            self._states.pop(seq_id, None)
+        for start in plan.starts:
+            self._rows.add(start.seq_id)
+            self._states[start.seq_id] = SamplingState.of(start, self._config.eos_token_ids if self._config else ())
+        for seq_id, block_ids in plan.fresh_tables.items():
+            self._rows.replace(seq_id, block_ids)
+        self._rows.append(plan.tables)
+        kv.swap_out(_pairs(plan.swap_out), self._backend)
+        kv.swap_in(_pairs(plan.swap_in), self._backend)
+        kv.copy([(copy.source, copy.destination) for copy in plan.copies], self._backend)
+
+    def _run(self, plan: Plan, kv: KVTensors, config: RunnerConfig) -> Outcome:
+        """Forward pass and sampling."""
+        for entry, token_ids in zip(plan.scheduled, plan.token_ids, strict=True):
+            state = self._states[entry.seq_id]
+            if state.history is not None:
+                state.write_history(entry.first_position, token_ids)
+        batch = self._batch(plan, config)
+        hidden_TE = self._model.forward(batch.token_ids_T, batch.positions_T, kv, batch.meta, self._backend)
+        asked = np.flatnonzero(batch.num_samples_S)
+        if not len(asked):
+            return Outcome(plan.step, ((),) * len(plan.scheduled))
+        last = batch.last_S[asked]
+        # lm_head on the last tokens only; a decode batch is all last tokens and needs no gathering.
+        rows_SE = hidden_TE if len(last) == len(hidden_TE) else hidden_TE[torch.from_numpy(last).to(self._device)]
+        return self._choose(plan, self._model.logits(rows_SE), batch.order[asked].tolist(), batch.num_samples_S[asked].tolist(),
+                            batch.next_S[asked].tolist())  # fmt: skip
+
+    def _choose(self, plan: Plan, logits_SV: torch.Tensor, entries: list[int], num_samples: list[int],
+                positions: list[int]) -> Outcome:  # fmt: skip
+        """Tokens, forks and candidates from the logits of the `entries` of `plan.scheduled`."""
+        tokens: list[tuple[int, ...]] = [()] * len(plan.scheduled)
+        forks: dict[int, tuple[int, ...]] = {}
+        candidates: dict[int, tuple[Candidate, ...]] = {}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        seq_ids = [plan.scheduled[entry].seq_id for entry in entries]
+        states = [self._states[seq_id] for seq_id in seq_ids]
+        beams = [row for row, state in enumerate(states) if state.sampling.beam_width]
+        if beams:
+            best = beam_candidates(logits_SV[beams], [states[row] for row in beams])
+            candidates = {seq_ids[row]: found for row, found in zip(beams, best, strict=True)}
+        others = [row for row, state in enumerate(states) if not state.sampling.beam_width] if beams else range(len(states))
+        if others:
+            chosen = sample(logits_SV[others] if beams else logits_SV, [states[row] for row in others],
+                            [positions[row] for row in others], [num_samples[row] for row in others])  # fmt: skip
+            for row, row_tokens, row_logprobs in zip(others, chosen.tokens, chosen.logprobs, strict=True):
+                tokens[entries[row]] = row_tokens[:1]
+                if len(row_tokens) > 1:
+                    forks[seq_ids[row]] = row_tokens[1:]
+                if row_logprobs:
+                    logprobs[seq_ids[row]] = row_logprobs
+        return Outcome(plan.step, tuple(tokens), forks, candidates, logprobs)
+
+    def _batch(self, plan: Plan, config: RunnerConfig) -> Batch:
+        """The plan as tensors. All index arithmetic is numpy's over the whole batch; one transfer carries it to the device."""
+        size = len(plan.scheduled)
+        fields_SF = np.fromiter(chain.from_iterable(plan.scheduled), np.int64, size * _NUM_FIELDS).reshape(size, _NUM_FIELDS)
+        order = np.argsort(fields_SF[:, 2] > 1, kind="stable")
+        seq_ids, first_S, new_S, num_samples_S, dropped_S = fields_SF[order].T[:5]
+        token_ids_T = np.fromiter(chain.from_iterable([plan.token_ids[i] for i in order.tolist()]), np.int64, int(new_S.sum()))
+        rows_S = self._rows.rows(seq_ids.tolist())
+        positions_T = ragged_positions(first_S, new_S)
+        slots_T = self._rows.slots(np.repeat(rows_S, new_S), positions_T - np.repeat(dropped_S, new_S), config.block_size)
+        context_S = first_S + new_S - dropped_S
+        tables_SM = self._rows.tables(rows_S, -(-int(context_S.max()) // config.block_size))
+        on_device = self._to_device([token_ids_T, positions_T, slots_T, context_S, tables_SM.ravel()])
+        meta = AttentionMetadata(
+            slot_mapping_T=on_device[2],
+            block_tables_SM=on_device[4].view(tables_SM.shape),
+            context_lens_S=on_device[3],
+            context_lens=context_S.tolist(),
+            query_lens=new_S.tolist(),
+            num_decodes=int((new_S == 1).sum()),
+            block_size=config.block_size,
+            window=config.window,
+        )
+        return Batch(order, on_device[0], on_device[1], meta, np.cumsum(new_S) - 1, num_samples_S, first_S + new_S)
+
+    def _to_device(self, arrays: Sequence[Ints]) -> list[torch.Tensor]:
+        """Arrays as tensors on the device, through one copy where that is not the CPU."""
+        if self._device.type == "cpu":
+            return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        joined = torch.from_numpy(np.concatenate(arrays))
+        if self._device.type == "cuda":
+            joined = joined.pin_memory()
+        return list(torch.split(joined.to(self._device, non_blocking=True), [len(array) for array in arrays]))
+
+
+def _pairs(transfers: Sequence[BlockTransfer]) -> list[tuple[int, int]]:
+    return [(transfer.source, transfer.destination) for transfer in transfers]

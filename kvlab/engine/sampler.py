@@ -1,0 +1,212 @@
+"""From logits to tokens, for a batch of sequences with a parameter set each.
+
+Order, as in vLLM: min_tokens mask, repetition, frequency and presence penalties; greedy rows take the largest logit now; for the
+others temperature, min_p, top_k, top_p (each over what the one before left), then one draw. A draw is the inverse of the
+cumulative distribution, in ascending order of token ids and in float64, at a uniform number that depends on (seed, stream,
+position) alone: batch, preemption and other requests can't change it.
+
+Shapes: S rows (sequences), R those of them that are drawn, V vocabulary.
+Deviations: ties at the border of top_p keep the lower ids (vLLM: whatever its sort leaves); ties at top_k all stay, as in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvlab.engine.beam import num_beam_candidates
+from kvlab.engine.filters import keep_min_p, keep_top_k, keep_top_p, penalise, top_k_stable
+from kvlab.engine.randomness import uniforms
+from kvlab.engine.stopping import end_token_ids
+from kvlab.types import Candidate, SamplingParams, SeqStart, TokenLogprobs
+
+MAX_ELEMENTS = 2**22
+"""Logits that are processed in float64 at a time: bounds the memory of sampling (about six such arrays)."""
+
+
+@dataclass(slots=True)
+class SamplingState:
+    """What sampling must know of one sequence.
+
+    Attributes:
+        end_ids: ids masked below min_tokens. history: its tokens, only where penalties need them.
+        is_plain: greedy and nothing else: the largest logit is the answer.
+    """
+
+    sampling: SamplingParams
+    seed: int
+    stream: int
+    num_prompt_tokens: int
+    end_ids: tuple[int, ...]
+    history: npt.NDArray[np.int64] | None = None
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.sampling
+        self.is_plain = (params.temperature == 0 and params.min_tokens == 0 and params.logprobs is None
+                         and not params.needs_logits_processing and params.beam_width == 0)  # fmt: skip
+
+    @classmethod
+    def of(cls, start: SeqStart, eos_token_ids: Sequence[int]) -> SamplingState:
+        """For a sequence that a runner is told about."""
+        history = np.array(start.token_ids, dtype=np.int64) if start.sampling.needs_logits_processing else None
+        return cls(start.sampling, start.seed, start.stream, start.num_prompt_tokens,
+                   end_token_ids(start.sampling, eos_token_ids), history)  # fmt: skip
+
+    def write_history(self, first_position: int, token_ids: Sequence[int]) -> None:
+        """Note tokens from `first_position` on; does nothing where no penalty needs them."""
+        if self.history is None:
+            return
+        end = first_position + len(token_ids)
+        if end > len(self.history):
+            grown = np.zeros(max(end, 2 * len(self.history)), dtype=np.int64)
+            grown[: len(self.history)] = self.history
+            self.history = grown
+        self.history[first_position:end] = token_ids
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Per row: its tokens (`num_samples` of them), and a TokenLogprobs for each where the request asked for it (else ())."""
+
+    tokens: list[tuple[int, ...]]
+    logprobs: list[tuple[TokenLogprobs, ...]]
+
+
+@torch.inference_mode()
+def sample(logits_SV: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int],
+           num_samples: Sequence[int]) -> Sampled:  # fmt: skip
+    """Choose tokens.
+
+    Args:
+        logits_SV: float32 or float64; not changed.
+        positions: index in the whole sequence (prompt and output) of the token that is chosen.
+        num_samples: tokens to draw from the row's distribution, with streams `state.stream`, + 1, + 2 ...
+
+    Raises:
+        RuntimeError: a row of logits holds NaN or nothing finite.
+    """
+    if all(state.is_plain for state in states):
+        return Sampled([(token,) * n for token, n in zip(_greedy(logits_SV), num_samples, strict=True)], [()] * len(states))
+    work_SV = _processed(logits_SV, states, positions)
+    tokens: list[tuple[int, ...]] = [()] * len(states)
+    greedy = [row for row, state in enumerate(states) if state.sampling.temperature == 0]
+    if greedy:
+        for row, token in zip(greedy, _greedy(work_SV[greedy]), strict=True):
+            tokens[row] = (token,) * num_samples[row]
+    drawn = [row for row, state in enumerate(states) if state.sampling.temperature > 0]
+    chunk = max(1, MAX_ELEMENTS // logits_SV.shape[1])
+    for first in range(0, len(drawn), chunk):
+        rows = drawn[first : first + chunk]
+        picked = _draw(work_SV[rows], [states[row] for row in rows], [positions[row] for row in rows],
+                       [num_samples[row] for row in rows])  # fmt: skip
+        for row, row_tokens in zip(rows, picked, strict=True):
+            tokens[row] = row_tokens
+    return Sampled(tokens, _logprobs(logits_SV, states, tokens))
+
+
+@torch.inference_mode()
+def beam_candidates(logits_SV: torch.Tensor, states: Sequence[SamplingState]) -> list[tuple[Candidate, ...]]:
+    """Per row the best continuations for beam search, best first (ties: lower id): `num_beam_candidates` of them, or all.
+
+    Log-probabilities in the dtype of the logits. min_tokens is left to `BeamState`, which knows a beam's length.
+    """
+    counts = [num_beam_candidates(state.sampling.beam_width, len(state.end_ids)) for state in states]
+    values, ids = top_k_stable(logits_SV.log_softmax(dim=-1), max(counts))
+    return [tuple(map(Candidate, row_ids[:count], row_values[:count]))
+            for row_ids, row_values, count in zip(ids.tolist(), values.tolist(), counts, strict=True)]  # fmt: skip
+
+
+def _greedy(logits_SV: torch.Tensor) -> list[int]:
+    """Index of the largest logit of each row, the lowest on a tie; one transfer from the device."""
+    values_S, ids_S = logits_SV.max(dim=-1)  # as argmax, and NaN wins: a broken row is seen for nothing
+    ids: list[int] = torch.where(values_S > -torch.inf, ids_S, -1).tolist()
+    _check(ids)
+    return ids
+
+
+def _check(ids: list[int]) -> None:
+    if min(ids) < 0:
+        num_broken = sum(i < 0 for i in ids)
+        raise RuntimeError(f"The model's logits are NaN (or all -inf) in {num_broken} of {len(ids)} rows.")
+
+
+def _processed(logits_SV: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int]) -> torch.Tensor:
+    """Logits with end ids masked below min_tokens and with penalties; the input itself where there is nothing to do."""
+    masked_rows: list[int] = []
+    masked_ids: list[int] = []
+    penalised: list[int] = []
+    for row, state in enumerate(states):
+        if positions[row] - state.num_prompt_tokens < state.sampling.min_tokens:
+            masked_ids.extend(state.end_ids)
+            masked_rows.extend(repeat(row, len(state.end_ids)))
+        if state.history is not None:
+            penalised.append(row)
+    if not masked_rows and not penalised:
+        return logits_SV
+    work_SV = logits_SV.clone()
+    if masked_rows:
+        work_SV[masked_rows, masked_ids] = -torch.inf
+    if penalised:
+        penalise(work_SV, penalised, [states[row].sampling for row in penalised],
+                 [_split(states[row], positions[row]) for row in penalised])  # fmt: skip
+    return work_SV
+
+
+def _split(state: SamplingState, position: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Prompt and output tokens before `position`."""
+    assert state.history is not None
+    return state.history[: state.num_prompt_tokens], state.history[state.num_prompt_tokens : position]
+
+
+def _draw(logits_RV: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int],
+          num_samples: Sequence[int]) -> list[tuple[int, ...]]:  # fmt: skip
+    """`num_samples` tokens of each row by inverse CDF."""
+    params = [state.sampling for state in states]
+    scaled_RV = logits_RV.double() / _column(logits_RV, [p.temperature for p in params])
+    if any(p.min_p > 0 for p in params):
+        scaled_RV = keep_min_p(scaled_RV, _column(logits_RV, [p.min_p for p in params]))
+    if any(p.top_k > 0 for p in params):
+        scaled_RV = keep_top_k(scaled_RV, [p.top_k for p in params])
+    if any(p.top_p < 1 for p in params):
+        scaled_RV = keep_top_p(scaled_RV, _column(logits_RV, [p.top_p for p in params]))
+    cumulative_RV = (scaled_RV - scaled_RV.amax(dim=-1, keepdim=True)).exp().cumsum(dim=-1)
+    streams = np.array([state.stream for state in states])[:, None] + np.arange(max(num_samples))
+    seeds = np.array([[state.seed % 2**64] for state in states], dtype=np.uint64)
+    uniform_Rn = uniforms(seeds, streams, np.array(positions)[:, None])
+    total_R1 = cumulative_RV[:, -1:]
+    # u < 1, but the product may round up to the total, which no token exceeds.
+    below_total_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
+    targets_Rn = torch.minimum(torch.from_numpy(uniform_Rn).to(logits_RV.device) * total_R1, below_total_R1)
+    ids_Rn = torch.searchsorted(cumulative_RV, targets_Rn, right=True)
+    picked = torch.where(torch.isfinite(total_R1), ids_Rn, -1).tolist()
+    _check([row[0] for row in picked])
+    return [tuple(row[:n]) for row, n in zip(picked, num_samples, strict=True)]
+
+
+def _column(like: torch.Tensor, values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+
+
+def _logprobs(logits_SV: torch.Tensor, states: Sequence[SamplingState],
+              tokens: Sequence[tuple[int, ...]]) -> list[tuple[TokenLogprobs, ...]]:  # fmt: skip
+    """Log-probabilities from the model's own logits, before masks, penalties, temperature and filters (vLLM's raw_logprobs)."""
+    result: list[tuple[TokenLogprobs, ...]] = [()] * len(states)
+    rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
+    if not rows:
+        return result
+    logprobs_RV = logits_SV[rows].log_softmax(dim=-1)
+    counts = [states[row].sampling.logprobs or 0 for row in rows]
+    values_Rk, ids_Rk = (t.tolist() for t in top_k_stable(logprobs_RV, max(1, *counts)))
+    width = max(len(tokens[row]) for row in rows)
+    chosen_Rn = torch.tensor([tokens[row] + (0,) * (width - len(tokens[row])) for row in rows], device=logits_SV.device)
+    chosen = logprobs_RV.gather(1, chosen_Rn).tolist()
+    for i, row in enumerate(rows):
+        top = (tuple(ids_Rk[i][: counts[i]]), tuple(values_Rk[i][: counts[i]]))
+        result[row] = tuple(TokenLogprobs(value, *top) for value in chosen[i][: len(tokens[row])])
+    return result
