@@ -51,7 +51,7 @@ class AccessTrace:
 
 
 def as_trace(trace: str | Path | AccessTrace | Iterable[Sequence[Hashable]], limit: int | None = None) -> AccessTrace:
-    """A trace from a file's path, an AccessTrace, or an iterable of requests (sequences of block ids); its first `limit` requests.
+    """A trace from a path, an AccessTrace, or an iterable of requests (sequences of block ids); its first `limit` requests.
 
     UserError: no such file, a malformed row (with its number), or nothing in it.
     """
@@ -104,7 +104,7 @@ def _accesses(path: Path, rows: list[tuple[int, str]]) -> AccessTrace:
     for number, line in rows:
         words = line.split()
         if len(words) != 1:
-            raise UserError(f"{path}, line {number}: {line.strip()[:60]!r} is not one block id. Allowed: one a line, or JSON lines.")
+            raise UserError(f"{path}, line {number}: {line.strip()[:60]!r} is not one block id. One a line, or JSON lines.")
         blocks.append([int(words[0]) if words[0].isdecimal() else words[0]])
     return AccessTrace(path.name, blocks, [0.0] * len(blocks), block_tokens=1)
 

@@ -1,0 +1,234 @@
+"""One driver a seam: it feeds random, legal events to a policy, checks each decision, and returns the decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from kvlab.policies.base import (
+    AdmissionPolicy,
+    BatchingPolicy,
+    BlockSizingPolicy,
+    CompressionPolicy,
+    KVDtypePolicy,
+    LayoutPolicy,
+    PreemptionMode,
+    PreemptionPolicy,
+    PrefixCachePolicy,
+    SchedulingPolicy,
+    VictimView,
+)  # fmt: skip
+from kvlab.testing.eviction import drive_eviction
+from kvlab.testing.rules import Rules
+from kvlab.testing.views import Entry, Free, Pool, Queues, no_oracle, random_groups
+from kvlab.types import Now
+
+
+def drive_scheduling(policy: SchedulingPolicy, rng: Random, rules: Rules) -> list[object]:
+    """Orders of random queues at three times."""
+    orders: list[object] = []
+    first_keys: dict[int, tuple[float, ...]] = {}
+    groups = random_groups(rng, rng.randint(1, 12))
+    with no_oracle(groups, policy, rules):
+        for step in range(3):
+            now = Now(step, step * 1.5)
+            rng.shuffle(groups)
+            keys = {group.group_id: policy.key(group, now) for group in groups}
+            for group_id, key in keys.items():
+                numbers = isinstance(key, tuple) and all(isinstance(part, (int, float)) and part == part for part in key)
+                rules.require(numbers, "total order", f"key of group {group_id} is {key!r}")
+                if policy.is_static:
+                    first = first_keys.setdefault(group_id, key)
+                    rules.require(key == first, "static key", f"group {group_id} waits: {first} became {key}")
+            orders.append(sorted(keys, key=lambda group_id: (keys[group_id], group_id)))
+    return orders
+
+
+def drive_batching(policy: BatchingPolicy, rng: Random, rules: Rules) -> list[object]:
+    """Phases and chunks for random queues."""
+    decisions: list[object] = []
+    for step in range(12):
+        sizes = [rng.choice((0, 0, rng.randint(1, 4))) for _ in range(3)]
+        groups = random_groups(rng, sum(sizes))
+        cut = sizes[0] + sizes[1]
+        queues = Queues(waiting=tuple(groups[: sizes[0]]), running=tuple(groups[sizes[0] : cut]), swapped=tuple(groups[cut:]))
+        with no_oracle(groups, policy, rules):
+            phases = [tuple(phase) for phase in policy.phases(queues, Now(step, float(step)))]
+            _check_phases(phases, queues, rules)
+            limit = rng.randint(1, 64)
+            budget = policy.token_budget(queues, limit)
+        rules.require(_is_int(budget) and budget >= 1, "token budget", f"{budget!r} of {limit}")
+        chunks = [_checked_chunk(policy, rng.randint(1, 100), rng.randint(1, limit), limit, rules) for _ in range(8)]
+        for num_uncomputed in (1, limit, limit + 1, 10 * limit):
+            chunk = _checked_chunk(policy, num_uncomputed, budget, limit, rules)
+            rules.require(chunk >= 1, "progress", f"chunk({num_uncomputed}, {budget}, {limit}) = 0 on a fresh budget")
+        decisions.append((phases, budget, chunks))
+    return decisions
+
+
+def _check_phases(phases: Sequence[tuple[str, ...]], queues: Queues, rules: Rules) -> None:
+    names = ("running", "waiting", "swapped")
+    for phase in phases:
+        legal = all(name in names for name in phase) and len(set(phase)) == len(phase)
+        rules.require(legal, "phases", f"{phase!r} is no order of {names}")
+    served = {name for phase in phases for name in phase}
+    filled = [name for name in names if getattr(queues, name)]
+    if queues.running:
+        rules.require("running" in served, "work conserving", f"{len(queues.running)} groups run, phases are {phases!r}")
+    elif filled:
+        served_one = any(name in served for name in filled)
+        rules.require(served_one, "work conserving", f"only {filled} hold groups, phases are {phases!r}")
+
+
+def _checked_chunk(policy: BatchingPolicy, num_uncomputed: int, budget: int, limit: int, rules: Rules) -> int:
+    chunk = policy.chunk(num_uncomputed, budget, limit)
+    legal = _is_int(chunk) and 0 <= chunk <= min(num_uncomputed, budget)
+    rules.require(legal, "chunk range", f"chunk({num_uncomputed}, {budget}, {limit}) = {chunk!r}")
+    return chunk
+
+
+def drive_admission(policy: AdmissionPolicy, rng: Random, rules: Rules) -> list[object]:
+    """Answers for random entries into random pools."""
+    answers: list[object] = []
+    for step in range(20):
+        num_blocks, block_size = rng.randint(1, 64), rng.choice((1, 3, 16))
+        num_free = rng.randint(0, num_blocks)
+        num_evictable = rng.randint(0, num_blocks - num_free)
+        pool = Pool(num_blocks=num_blocks, num_free=num_free, num_evictable=num_evictable,
+                    num_used=num_blocks - num_free - num_evictable, block_size=block_size)  # fmt: skip
+        group, *running = random_groups(rng, rng.randint(2, 6))
+        num_hits = rng.randint(0, num_evictable)
+        entry = Entry(group=group, kind=rng.choice(("new", "resumed", "swapped_in")), num_hits=num_hits, block_size=block_size,
+                      first_chunk_tokens=rng.randint(1, group.num_tokens), running=tuple(running),
+                      num_available_blocks=num_free + num_evictable - num_hits, rules=rules)  # fmt: skip
+        with no_oracle([group, *running], policy, rules):
+            answer = policy.admits(entry, pool, Now(step, float(step)))
+        rules.require(isinstance(answer, str), "admission answer", f"admits returned {answer!r}")
+        headroom = policy.headroom_blocks(pool)
+        rules.require(_is_int(headroom) and 0 <= headroom <= num_blocks, "headroom", f"{headroom!r} of {num_blocks} blocks")
+        answers.append((answer, headroom))
+    return answers
+
+
+def drive_preemption(policy: PreemptionPolicy, rng: Random, rules: Rules) -> list[object]:
+    """Victims among random candidates."""
+    mode, protect = getattr(policy, "mode", None), getattr(policy, "protect_oldest", None)
+    legal = isinstance(mode, PreemptionMode) and isinstance(protect, bool)
+    rules.require(legal, "mode", f"mode is {mode!r}, protect_oldest {protect!r}: call super().__init__(mode, protect_oldest)")
+    victims: list[object] = []
+    for step in range(20):
+        groups = random_groups(rng, rng.randint(1, 8))
+        with no_oracle(groups, policy, rules):
+            victim = policy.victim(tuple(groups), Now(step, float(step)))
+        rules.require(any(victim is group for group in groups), "victim", f"{victim!r} is none of {len(groups)} candidates")
+        victims.append(victim.group_id)
+    return victims
+
+
+def drive_mode(policy: PreemptionMode, rng: Random, rules: Rules) -> list[object]:
+    """Modes of random victims."""
+    modes: list[object] = []
+    for step in range(20):
+        groups = random_groups(rng, 1)
+        num_tokens, num_blocks, num_free = rng.randint(0, 4000), rng.randint(0, 250), rng.choice((0, 100, 1000))
+        victim = VictimView(groups[0], num_tokens, num_blocks, num_free, 2 ** rng.randint(10, 22))
+        with no_oracle(groups, policy, rules):
+            mode = policy.mode(victim, Now(step, float(step)))
+        rules.require(mode in ("recompute", "swap"), "mode", f"mode returned {mode!r}")
+        modes.append(mode)
+    return modes
+
+
+def drive_prefix_cache(policy: PrefixCachePolicy, rng: Random, rules: Rules) -> list[object]:
+    """Keys of prefixes that are easily mistaken for one another."""
+    if not policy.enabled:
+        return []
+    roots = [policy.root(salt) for salt in ("", "a", "b", "ab", "a\0", "ä")]
+    tokens = [rng.randint(0, 50_000) for _ in range(4)]
+    blocks = [(1, 23), (12, 3), (23, 1), (0,), (0, 0), (256,), (1,), (1, 0), (65_537,), tuple(tokens), (7, *reversed(tokens))]
+    firsts = [policy.key(root, block) for root in roots for block in blocks]
+    seconds = [policy.key(parent, (1, 23)) for parent in firsts]
+    chain = policy.key(policy.key(roots[0], (5, 6)), (7, 8))
+    keys = [*roots, *firsts, *seconds, chain, policy.key(roots[0], (5, 6, 7, 8))]
+    rules.require(all(isinstance(key, bytes) for key in keys), "keys", "a key is not bytes")
+    rules.require(len(set(keys)) == len(keys), "keys", f"{len(keys)} different prefixes have {len(set(keys))} different keys")
+    rules.require(policy.key(roots[0], list(blocks[0])) == firsts[0], "keys", "a list and a tuple of the same tokens differ")
+    return list(keys)
+
+
+def drive_block_sizing(policy: BlockSizingPolicy, rng: Random, rules: Rules) -> list[object]:
+    """Sizes for random prompts, and for none."""
+    prompts = [[], [1], *([rng.randint(1, 4000) for _ in range(rng.randint(1, 9))] for _ in range(4))]
+    sizes = [policy.block_size(lens, limit) for lens in prompts for limit in (1, 2048)]
+    for size in sizes:
+        rules.require(_is_int(size) and size >= 1, "block size", f"{size!r}")
+    return list(sizes)
+
+
+def drive_layout(policy: LayoutPolicy, rng: Random, rules: Rules) -> list[object]:
+    """Places in random sets of free blocks."""
+    placed: list[object] = []
+    for _ in range(30):
+        num_blocks = rng.randint(1, 24)
+        ids = [block_id for block_id in range(num_blocks) if rng.random() < rng.choice((0.3, 0.7, 1.0))]
+        want, whole = rng.randint(0, num_blocks), len(ids) == num_blocks
+        free = Free(ids)
+        place = policy.place(want, free)
+        what = f"place({want}) among free {ids} = {place!r}"
+        if place is None:
+            rules.require(want > 0 and not whole, "placement", what)
+        else:
+            good = len(place) == want == len(set(place)) and all(_is_int(b) and b in ids for b in place)
+            rules.require(good, "placement", what)
+        rules.require(free.block_ids == tuple(ids), "read-only", "place changed the free blocks")
+        block_size = rng.choice((1, 3, 16))
+        reserved = policy.reserve_blocks(want, rng.randint(1, 40), rng.randint(1, 40), 128, block_size)
+        rules.require(_is_int(reserved) and reserved >= want, "reservation", f"{reserved!r} blocks reserved, {want} needed")
+        placed.append((place, reserved))
+    return placed
+
+
+def drive_compression(policy: CompressionPolicy, rng: Random, rules: Rules) -> list[object]:
+    """Droppable tokens of a sequence that grows."""
+    window = policy.attention_window
+    rules.require(window is None or (_is_int(window) and window >= 1), "droppable", f"attention_window = {window!r}")
+    rules.require(not (policy.lossless and window is not None), "droppable", "a window loses tokens, yet lossless is true")
+    drops: list[int] = []
+    for num_computed in (*range(60), *sorted(rng.randint(60, 9000) for _ in range(20))):
+        dropped = policy.num_droppable_tokens(num_computed)
+        # The next query stands at position num_computed and reads the latest `window` positions, its own included.
+        most = 0 if policy.lossless else num_computed if window is None else max(0, num_computed + 1 - window)
+        legal = _is_int(dropped) and (drops[-1] if drops else 0) <= dropped <= most
+        rules.require(legal, "droppable", f"{dropped!r} of {num_computed} computed tokens; at most {most} are read no more")
+        drops.append(dropped)
+    return list(drops)
+
+
+def drive_kv_dtype(policy: KVDtypePolicy, rng: Random, rules: Rules) -> list[object]:
+    """Storage for each model dtype."""
+    dtypes = ("float64", "float32", "float16", "bfloat16")
+    stored = [policy.storage(dtype) for dtype in dtypes]
+    rules.require(all(storage in dtypes for storage in stored), "storage", f"{dtypes} are stored as {stored}")
+    keeps = stored[1] in ("float32", "float64")
+    rules.require(keeps or not policy.lossless, "storage", f"lossless is true, but float32 is stored as {stored[1]}")
+    return list(stored)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+DRIVERS: dict[str, Callable[[Any, Random, Rules], list[object]]] = {
+    "scheduling": drive_scheduling,
+    "batching": drive_batching,
+    "admission": drive_admission,
+    "preemption": drive_preemption,
+    "preemption/mode": drive_mode,
+    "eviction": drive_eviction,
+    "prefix_cache": drive_prefix_cache,
+    "block_sizing": drive_block_sizing,
+    "layout": drive_layout,
+    "compression": drive_compression,
+    "kv_dtype": drive_kv_dtype,
+}

@@ -1,0 +1,159 @@
+"""A tiny pool of its own, independent of kvlab.cache, that drives an eviction policy through legal events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from random import Random
+
+from kvlab.policies.base import EvictionPolicy
+from kvlab.testing.rules import Rules
+from kvlab.testing.views import View, set_view
+from kvlab.types import Now
+
+
+class Block(View):
+    """A BlockView."""
+
+    block_id: int
+    content: bytes
+    parent: bytes | None
+    depth: int
+    num_tokens: int
+    ref_count: int
+    num_hits: int
+    inserted_tick: int
+    counted_tick: int
+    used_tick: int
+    inserted_s: float
+    used_s: float
+
+
+class ModelPool:
+    """Blocks that requests hold, share and let go; asks the policy whom to evict and checks the answer."""
+
+    def __init__(self, policy: EvictionPolicy, num_blocks: int, rules: Rules) -> None:
+        self.policy = policy
+        self.rules = rules
+        self.free = list(range(num_blocks))
+        self.cached: dict[bytes, Block] = {}
+        self.tick = 0
+        self.now = Now(0, 0.0)
+        self.decisions: list[object] = []
+
+    def candidates(self) -> list[int]:
+        """Ids of cached blocks that nobody holds, ascending."""
+        return sorted(block.block_id for block in self.cached.values() if not block.ref_count)
+
+    def ask(self) -> int:
+        """A checked victim; nothing is evicted yet."""
+        victim = self.policy.victim(self.now)
+        candidates = self.candidates()
+        legal = isinstance(victim, int) and not isinstance(victim, bool) and victim in candidates
+        self.rules.require(legal, "victim", f"{victim!r} is none of the candidates {candidates}")
+        return victim
+
+    def evict(self, block_id: int) -> None:
+        """Drop a candidate and tell so."""
+        block = next(block for block in self.cached.values() if block.block_id == block_id)
+        del self.cached[block.content]
+        self.free.append(block_id)
+        self.free.sort()
+        self.policy.evict(block, self.now)
+        self.decisions.append(block_id)
+
+    def acquire(self, contents: list[bytes]) -> list[Block] | None:
+        """Hold the blocks of a prompt: hit the longest cached prefix, insert the rest. None when there is no room for it."""
+        found: list[Block] = []
+        for content in contents:
+            if content not in self.cached:
+                break
+            found.append(self.cached[content])
+        rest = contents[len(found) :]
+        hit_ids = {block.block_id for block in found}
+        if any(content in self.cached for content in rest):
+            return None  # its tail is cached without its head: keep the model simple
+        if len(rest) > len(self.free) + sum(block_id not in hit_ids for block_id in self.candidates()):
+            return None
+        for block in found:
+            self.tick += 1
+            set_view(block, ref_count=block.ref_count + 1, num_hits=block.num_hits + 1)
+            set_view(block, counted_tick=self.tick, used_tick=self.tick, used_s=self.now.now_s)
+            self.policy.hit(block, self.now)
+        while len(self.free) < len(rest):
+            self.evict(self.ask())
+        for depth, content in enumerate(rest, len(found)):
+            self.tick += 1
+            block = Block(block_id=self.free.pop(0), content=content, parent=contents[depth - 1] if depth else None, depth=depth,
+                          num_tokens=16, ref_count=1, num_hits=0, inserted_tick=self.tick, counted_tick=self.tick,
+                          used_tick=self.tick, inserted_s=self.now.now_s, used_s=self.now.now_s)  # fmt: skip
+            self.cached[content] = block
+            self.policy.insert(block, self.now)
+            found.append(block)
+        return found
+
+    def release(self, blocks: list[Block], preempted: bool) -> None:
+        """A request lets go, tail first."""
+        for block in reversed(blocks):
+            set_view(block, ref_count=block.ref_count - 1)
+            if not block.ref_count:
+                self.tick += 1
+                set_view(block, used_tick=self.tick, used_s=self.now.now_s)
+                self.policy.release(block, self.now, preempted)
+
+    def drain(self) -> None:
+        """Evict every candidate, one after the other, each exactly once."""
+        expected = self.candidates()
+        gone = []
+        while self.candidates():
+            gone.append(self.ask())
+            self.evict(gone[-1])
+        self.rules.require(sorted(gone) == expected, "remembers", f"candidates {expected}, evicted {gone}")
+
+
+def drive_eviction(policy: EvictionPolicy, rng: Random, rules: Rules) -> list[object]:
+    """Requests with shared prefixes that overlap, are preempted, and a reset of the cache in between."""
+    pool = ModelPool(policy, rng.randint(1, 9), rules)
+    held: list[list[Block]] = []
+    for step in range(80):
+        pool.now = Now(step, step * 0.25)
+        action = rng.random()
+        if action < 0.6:
+            family, length = rng.randint(0, 3), rng.randint(1, 4)
+            split = rng.randint(0, length)  # up to here the prompt is its family's, then its own
+            tail = rng.randint(0, 2)
+            contents = [b"%d/%d" % (family, d) if d < split else b"%d/%d/%d/%d" % (family, split, tail, d) for d in range(length)]
+            blocks = pool.acquire(contents)
+            if blocks:
+                held.append(blocks)
+        elif held:
+            pool.release(held.pop(rng.randrange(len(held))), preempted=rng.random() < 0.3)
+        if rng.random() < 0.1 and pool.candidates():
+            pool.ask()  # and nothing is evicted: it stays a candidate
+        if rng.random() < 0.03 and not held:  # the cache is reset: blocks go that the policy did not choose
+            for block_id in pool.candidates():
+                pool.evict(block_id)
+    for blocks in held:
+        pool.release(blocks, preempted=False)
+    pool.drain()
+    return pool.decisions
+
+
+def check_metadata_is_bounded(policy: EvictionPolicy, rules: Rules) -> None:
+    """4 blocks hit and let go 500 times each, without an eviction: what the policy keeps must not grow with that."""
+    pool = ModelPool(policy, 4, rules)
+    prompts = [[b"%d" % number] for number in range(4)]
+    for _ in range(500):
+        for prompt in prompts:
+            blocks = pool.acquire(prompt)
+            assert blocks is not None
+            pool.release(blocks, preempted=False)
+    size = _num_elements(policy)
+    rules.require(size <= 400, "bounded metadata", f"{size} entries are kept for 4 blocks after 2,000 hits")
+
+
+def _num_elements(value: object, depth: int = 4) -> int:
+    """Elements in nested containers."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
+        return _num_elements(vars(value), depth - 1) if hasattr(value, "__dict__") and depth else 0
+    children = value.values() if isinstance(value, Mapping) else value
+    return len(value) + (sum(_num_elements(child, depth - 1) for child in children) if depth else 0)

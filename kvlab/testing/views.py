@@ -1,0 +1,140 @@
+"""Small stand-ins for the engine's views. Writing to one is noticed; reading the oracle is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from kvlab.testing.rules import ReadOnlyError, Rules
+
+
+class View:
+    """An object with the given attributes that no one but `set_view` may change."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise ReadOnlyError(f"{name} of a {type(self).__name__} was set to {value!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise ReadOnlyError(f"{name} of a {type(self).__name__} was deleted")
+
+
+def set_view(view: View, **attributes: Any) -> None:
+    """What the engine does to its own objects."""
+    view.__dict__.update(attributes)
+
+
+class Group(View):
+    """A GroupView."""
+
+    group_id: int
+    request_id: str
+    arrival_s: float
+    priority: int
+    tenant: str
+    num_sequences: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    num_tokens: int
+    num_computed_tokens: int
+    num_blocks: int
+    num_preemptions: int
+    admitted_step: int
+    admission_order: int
+    oracle_reads: list[int]
+
+    @property
+    def oracle_output_len(self) -> int:
+        """Noted: see `no_oracle`."""
+        self.oracle_reads.append(self.group_id)
+        return 1
+
+
+class Pool(View):
+    """A PoolView."""
+
+    num_blocks: int
+    num_free: int
+    num_evictable: int
+    num_used: int
+    block_size: int
+
+
+class Queues(View):
+    """A QueuesView."""
+
+    waiting: tuple[Group, ...]
+    running: tuple[Group, ...]
+    swapped: tuple[Group, ...]
+
+    @property
+    def num_waiting(self) -> int:
+        """Length of waiting."""
+        return len(self.waiting)
+
+
+class Entry(View):
+    """An EntryView over a model without sharing: each sequence needs ceil(tokens / block size) blocks, less those it hits."""
+
+    group: Group
+    kind: str
+    first_chunk_tokens: int
+    num_available_blocks: int
+    running: tuple[Group, ...]
+    block_size: int
+    num_hits: int
+    rules: Rules
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """New blocks for `num_tokens` tokens of each sequence."""
+        legal = isinstance(num_tokens, int) and num_tokens >= 1
+        self.rules.require(legal, "never fails", f"blocks_for({num_tokens!r}) was asked")
+        return max(0, -(-num_tokens // self.block_size) * self.group.num_sequences - self.num_hits)
+
+
+class Free:
+    """A FreeView over a set of ids."""
+
+    def __init__(self, block_ids: Sequence[int]) -> None:
+        self.block_ids = tuple(sorted(block_ids))
+
+    def __len__(self) -> int:
+        return len(self.block_ids)
+
+    def lowest(self, num_blocks: int) -> list[int]:
+        """The lowest ids."""
+        return list(self.block_ids[:num_blocks])
+
+    def first_run(self, num_blocks: int) -> int | None:
+        """First id of the lowest run."""
+        ids = set(self.block_ids)
+        runs = (first for first in self.block_ids if all(first + i in ids for i in range(num_blocks)))
+        return next(runs, None)
+
+
+def random_groups(rng: Random, num_groups: int, first_id: int = 0) -> list[Group]:
+    """Groups in order of submission; small numbers, so that ties are frequent."""
+    groups = []
+    for group_id in range(first_id, first_id + num_groups):
+        prompt, output = rng.randint(1, 40), rng.choice((0, 0, rng.randint(1, 20)))
+        groups.append(Group(
+            group_id=group_id, request_id=f"r{group_id}", arrival_s=rng.choice((0.0, 0.5, 1.0)) * group_id,
+            priority=rng.randint(-1, 2), tenant=rng.choice(("", "a", "b")), num_sequences=rng.choice((1, 1, 4)),
+            num_prompt_tokens=prompt, num_output_tokens=output, max_tokens=rng.randint(max(1, output), 40),
+            num_tokens=prompt + output, num_computed_tokens=rng.randint(0, prompt + output), num_blocks=rng.randint(1, 12),
+            num_preemptions=rng.randint(0, 2), admitted_step=rng.randint(0, 9), admission_order=group_id, oracle_reads=[],
+        ))  # fmt: skip
+    return groups
+
+
+@contextmanager
+def no_oracle(groups: Sequence[Group], policy: object, rules: Rules) -> Iterator[None]:
+    """Only a policy with oracle in its name may have looked at the future meanwhile."""
+    yield
+    if "oracle" not in type(policy).__name__.lower():
+        rules.require(not any(group.oracle_reads for group in groups), "no oracle", "oracle_output_len was read")
