@@ -13,13 +13,13 @@ class SamplingParams:
 
     Attributes:
         n: parallel samples (with `beam_width` 0). Sample i of a request uses random stream i.
-        beam_width: > 0 selects beam search of that width (temperature and penalties must be neutral, no stop strings, no logprobs);
-            the `n` best beams are returned, n <= beam_width.
+        beam_width: > 0 selects beam search of that width (neutral temperature and penalties, no stop strings, no logprobs); the
+            `n` best beams are returned, n <= beam_width.
         length_penalty: a beam's score is (sum of log-probabilities) / (output tokens ** length_penalty).
         early_stopping: beam search ends when beam_width beams have ended (True), or when no running beam can still win (False).
         temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: nucleus and minimum-probability filters.
         repetition_penalty: > 0, 1 is off, over prompt and output. presence/frequency_penalty: in [-2, 2], over output.
-        seed: None takes one from the engine's seed and the request's number. Randomness is a function of (seed, stream, position).
+        seed: None takes one from the engine's seed and the request's number. Draws depend on (seed, stream, position) alone.
         max_tokens, min_tokens: output tokens. stop: strings; stop_token_ids: ids that end the sequence (kept in the output ids).
         include_stop_str: keep the stop string in the text. ignore_eos: EOS does not end a sequence.
         logprobs: None, or how many top log-probabilities to return with each token (0: the chosen one's alone).
@@ -59,7 +59,7 @@ class SamplingParams:
         if self.beam_width:
             check(self.n <= self.beam_width, "n", f"at most beam_width ({self.beam_width})")
             neutral = (self.temperature == 0 and self.top_k == 0 and self.top_p == 1 and self.min_p == 0
-                       and self.presence_penalty == 0 and self.frequency_penalty == 0 and self.repetition_penalty == 1)  # fmt: skip
+                       and (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) == (0, 0, 1))  # fmt: skip
             check(neutral, "beam_width", "beam search takes no temperature, filters or penalties; leave them at their defaults")
             check(not self.stop, "stop", "beam search takes stop_token_ids but no stop strings (a beam is a sequence of tokens)")
             check(self.logprobs is None, "logprobs", "beam search returns scores instead; leave it at None")
