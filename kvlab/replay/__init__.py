@@ -22,7 +22,7 @@ from kvlab.replay.result import ReplayResult, hit_tokens
 from kvlab.replay.trace import AccessTrace, as_trace
 from kvlab.types import UserError, unknown_name
 
-__all__ = ["AccessTrace", "ReplayResult", "as_trace", "replay"]
+__all__ = ["AccessTrace", "ReplayResult", "as_trace", "check_capacity", "replay"]
 
 SEMANTICS = ("access",)
 
@@ -48,7 +48,7 @@ def replay(
     if semantics not in SEMANTICS:
         raise unknown_name("semantics", semantics, SEMANTICS)
     policy = _policy(eviction)
-    num_blocks = _check_capacity(capacity)
+    num_blocks = check_capacity(capacity)
     accesses = as_trace(trace, limit)
     if isinstance(capacity, float):
         num_blocks = max(1, int(capacity * accesses.num_unique_blocks))
@@ -80,7 +80,8 @@ def _policy(eviction: str | EvictionPolicy | type[EvictionPolicy]) -> EvictionPo
     raise UserError(f"eviction = {eviction!r} is not allowed: a name such as 'lru', or an EvictionPolicy class or object.")
 
 
-def _check_capacity(capacity: int | float) -> int:
+def check_capacity(capacity: int | float) -> int:
+    """Blocks, or 0 for a share still to be multiplied with the working set. UserError: neither."""
     if isinstance(capacity, float) and 0 < capacity < 1:
         return 0
     if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:

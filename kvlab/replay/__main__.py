@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from kvlab.policies.registry import by_name
-from kvlab.replay import as_trace, replay
+from kvlab.replay import as_trace, check_capacity, replay
 from kvlab.types import KvlabError, UserError, unknown_name
 
 USAGE = (
@@ -43,6 +43,8 @@ def _table(arguments: Sequence[str]) -> None:
     for name in policies:
         by_name("eviction", name)  # a wrong name ends it before the trace is read
     capacities = [_number("capacity", text) for text in options["capacity"].split(",")]
+    for capacity in capacities:
+        check_capacity(capacity)
     limit = int(_number("limit", options["limit"])) if options["limit"] else None
     trace = as_trace(paths[0], limit)
     counts = f"{len(trace.blocks)} requests, {trace.num_accesses} block references, {trace.num_unique_blocks} distinct"

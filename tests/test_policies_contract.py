@@ -1,0 +1,336 @@
+"""Every policy keeps its seam's contract; policies broken on purpose are caught, and by the rule they break."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kvlab.policies import base
+from kvlab.policies.block_sizing import Fixed
+from kvlab.policies.eviction import Lru, Random
+from kvlab.policies.preemption.mode import Recompute
+from kvlab.policies.registry import list_policies
+from kvlab.testing import RULES, check_policy
+from kvlab.types import BlockView, GroupView, Now, PoolView, QueuesView, UserError
+
+
+@pytest.mark.parametrize("row", list_policies(), ids=lambda row: f"{row.seam}-{row.name}")
+def test_ours_keep_the_contract(row: Any) -> None:
+    check_policy(row.cls, row.seam)
+
+
+def test_factories_and_objects_are_checked_too() -> None:
+    check_policy(lambda: Random(seed=7))
+    check_policy(Fixed(tokens=3))
+    with pytest.raises(AssertionError, match="'contract'.*no SchedulingPolicy"):
+        check_policy(Fixed, "scheduling")
+    with pytest.raises(UserError, match="no policy"):
+        check_policy(42)
+    with pytest.raises(UserError, match="int is no policy"):
+        check_policy(int)
+    with pytest.raises(UserError, match="Did you mean 'eviction'"):
+        check_policy(Lru, "evicton")
+
+
+# ------------------------------------------------------------------------------------------------------ broken on purpose
+
+
+class Abstract(base.EvictionPolicy):
+    pass
+
+
+class ForgetsParameter(base.BlockSizingPolicy):
+    def __init__(self, tokens: int = 16) -> None:
+        self.size = tokens
+
+    def block_size(self, prompt_lens: Sequence[int], max_model_len: int) -> int:
+        return self.size
+
+
+class ChangesParameter(base.BlockSizingPolicy):
+    def __init__(self, tokens: int = 15) -> None:
+        self.tokens = tokens + 1
+
+    def block_size(self, prompt_lens: Sequence[int], max_model_len: int) -> int:
+        return self.tokens
+
+
+class ReadsClock(base.SchedulingPolicy):
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (0.0 * time.monotonic(),)
+
+
+class UsesGlobalRandom(base.PreemptionPolicy):
+    def victim(self, candidates: Sequence[GroupView], now: Now) -> GroupView:
+        return random.choice(candidates)
+
+
+class UsesHash(base.SchedulingPolicy):
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (hash(group.request_id),)
+
+
+class RemembersInTheClass(base.SchedulingPolicy):
+    is_static = False
+    calls = 0
+
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        type(self).calls += 1
+        return (group.group_id * self.calls % 7,)
+
+
+class WritesToGroup(base.SchedulingPolicy):
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        group.priority = 0  # type: ignore[misc]
+        return (0.0,)
+
+
+class WritesToBlock(Lru):
+    def insert(self, block: BlockView, now: Now) -> None:
+        block.freq = 1  # type: ignore[attr-defined]
+
+
+class PeeksAtOutput(base.SchedulingPolicy):
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (group.oracle_output_len or 0,)
+
+
+class NotANumber(base.SchedulingPolicy):
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (float("nan"),)
+
+
+class NotStatic(base.SchedulingPolicy):
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (now.now_s - group.arrival_s,)
+
+
+class UnknownQueue(base.BatchingPolicy):
+    def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
+        return (("running", "paused"),)
+
+    def chunk(self, num_uncomputed: int, budget: int, max_num_batched_tokens: int) -> int:
+        return min(num_uncomputed, budget)
+
+
+class Idles(UnknownQueue):
+    def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
+        return (("running",),)
+
+
+class ChunkOverBudget(UnknownQueue):
+    def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
+        return (("running", "swapped", "waiting"),)
+
+    def chunk(self, num_uncomputed: int, budget: int, max_num_batched_tokens: int) -> int:
+        return num_uncomputed
+
+
+class NeverSplits(ChunkOverBudget):
+    def chunk(self, num_uncomputed: int, budget: int, max_num_batched_tokens: int) -> int:
+        return num_uncomputed if num_uncomputed <= budget else 0
+
+
+class NoBudget(NeverSplits):
+    def token_budget(self, queues: QueuesView, max_num_batched_tokens: int) -> int:
+        return 0
+
+
+class AnswersYes(base.AdmissionPolicy):
+    def admits(self, entry: base.EntryView, pool: PoolView, now: Now) -> str:
+        return True  # type: ignore[return-value]
+
+
+class NegativeHeadroom(base.AdmissionPolicy):
+    def admits(self, entry: base.EntryView, pool: PoolView, now: Now) -> str:
+        return ""
+
+    def headroom_blocks(self, pool: PoolView) -> int:
+        return -1
+
+
+class InventsVictim(base.PreemptionPolicy):
+    def victim(self, candidates: Sequence[GroupView], now: Now) -> GroupView:
+        return None  # type: ignore[return-value]
+
+
+class ForgetsMode(base.PreemptionPolicy):
+    def __init__(self) -> None:
+        pass
+
+    def victim(self, candidates: Sequence[GroupView], now: Now) -> GroupView:
+        return candidates[0]
+
+
+class OtherMode(base.PreemptionMode):
+    def mode(self, victim: base.VictimView, now: Now) -> str:
+        return "drop"
+
+
+class EvictsHeld(Lru):
+    """Takes hits for nothing: a block that is held again stays a candidate."""
+
+    def hit(self, block: BlockView, now: Now) -> None:
+        pass
+
+
+class ForgetsVictim(base.EvictionPolicy):
+    """Takes the victim from its list when asked, and never puts it back if it is not evicted."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+
+    def release(self, block: BlockView, now: Now, preempted: bool) -> None:
+        self.order.append(block.block_id)
+
+    def hit(self, block: BlockView, now: Now) -> None:
+        if block.block_id in self.order:
+            self.order.remove(block.block_id)
+
+    def victim(self, now: Now) -> int:
+        return self.order.pop(0)
+
+    def evict(self, block: BlockView, now: Now) -> None:
+        if block.block_id in self.order:
+            self.order.remove(block.block_id)
+
+
+class IgnoresResets(Lru):
+    """Believes that only its own victims ever go."""
+
+    def evict(self, block: BlockView, now: Now) -> None:
+        assert_is_own = self.victim(now) == block.block_id
+        if assert_is_own:
+            super().evict(block, now)
+
+
+class PilesUp(Lru):
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[tuple[int, int]] = []
+
+    def hit(self, block: BlockView, now: Now) -> None:
+        super().hit(block, now)
+        self.history.append((block.block_id, now.step))
+
+
+class HalfReset(Random):
+    def reset(self) -> None:
+        if not hasattr(self, "_candidates"):
+            super().reset()
+
+
+class Unchained(base.PrefixCachePolicy):
+    """The walkthrough's fault: a block's key is that of its own tokens alone."""
+
+    def root(self, cache_salt: str) -> bytes:
+        return cache_salt.encode()
+
+    def key(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+        return b",".join(b"%d" % token for token in token_ids)
+
+
+class Concatenated(base.PrefixCachePolicy):
+    """Digits without a separator: (1, 23) looks like (12, 3)."""
+
+    def root(self, cache_salt: str) -> bytes:
+        return cache_salt.encode() + b"|"
+
+    def key(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+        return parent + b"/" + b"".join(b"%d" % token for token in token_ids)
+
+
+class Unsalted(Concatenated):
+    def root(self, cache_salt: str) -> bytes:
+        return b""
+
+    def key(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+        return parent + b"/" + b",".join(b"%d" % token for token in token_ids)
+
+
+class ZeroBlockSize(base.BlockSizingPolicy):
+    def block_size(self, prompt_lens: Sequence[int], max_model_len: int) -> int:
+        return len(prompt_lens)
+
+
+class PlacesAnywhere(base.LayoutPolicy):
+    def place(self, num_blocks: int, free: base.FreeView) -> list[int] | None:
+        return list(range(num_blocks))
+
+
+class NeverPlaces(base.LayoutPolicy):
+    def place(self, num_blocks: int, free: base.FreeView) -> list[int] | None:
+        return None
+
+
+class ReservesTooLittle(base.LayoutPolicy):
+    def reserve_blocks(self, num_blocks: int, prompt_tokens: int, max_tokens: int, max_model_len: int, block_size: int) -> int:
+        return 0
+
+    def place(self, num_blocks: int, free: base.FreeView) -> list[int] | None:
+        return free.lowest(num_blocks) if num_blocks <= len(free) else None
+
+
+class WindowOffByOne(base.CompressionPolicy):
+    """Drops the one token that the next query still reads."""
+
+    lossless = False
+    attention_window = 8
+
+    def num_droppable_tokens(self, num_computed_tokens: int) -> int:
+        return max(0, num_computed_tokens - 8 + 2)
+
+
+class LosslessWindow(base.CompressionPolicy):
+    attention_window = 8
+
+    def num_droppable_tokens(self, num_computed_tokens: int) -> int:
+        return 0
+
+
+class UnknownStorage(base.KVDtypePolicy):
+    def storage(self, model_dtype: str) -> str:
+        return "int4"
+
+
+class SecretlyHalf(base.KVDtypePolicy):
+    def storage(self, model_dtype: str) -> str:
+        return "float16"
+
+
+BROKEN: list[tuple[Callable[..., Any], str]] = [
+    (Abstract, "contract"), (ForgetsParameter, "constructor"), (ChangesParameter, "constructor"), (ReadsClock, "no clock"),
+    (UsesGlobalRandom, "seeded"), (UsesHash, "determinism"), (RemembersInTheClass, "determinism"), (WritesToGroup, "read-only"),
+    (WritesToBlock, "read-only"), (PeeksAtOutput, "no oracle"), (NotANumber, "total order"), (NotStatic, "static key"),
+    (UnknownQueue, "phases"), (Idles, "work conserving"), (ChunkOverBudget, "chunk range"), (NeverSplits, "progress"),
+    (NoBudget, "token budget"), (AnswersYes, "admission answer"), (NegativeHeadroom, "headroom"), (InventsVictim, "victim"),
+    (ForgetsMode, "mode"), (OtherMode, "mode"), (EvictsHeld, "victim"), (ForgetsVictim, "never fails|remembers"),
+    (IgnoresResets, "never fails|victim"), (PilesUp, "bounded metadata"), (HalfReset, "reset"), (Unchained, "keys"),
+    (Concatenated, "keys"), (Unsalted, "keys"), (ZeroBlockSize, "block size"), (PlacesAnywhere, "placement"),
+    (NeverPlaces, "placement"), (ReservesTooLittle, "reservation"), (WindowOffByOne, "droppable"), (LosslessWindow, "droppable"),
+    (UnknownStorage, "storage"), (SecretlyHalf, "storage"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "rule"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_broken_policy_is_caught_by_the_rule_it_breaks(policy: type, rule: str) -> None:
+    with pytest.raises(AssertionError, match=f"policy {policy.__name__} breaks the rule '({rule})'"):
+        check_policy(policy)
+
+
+def test_every_rule_has_a_policy_that_breaks_it() -> None:
+    broken = {name for _, rule in BROKEN for name in rule.split("|")}
+    assert broken == set(RULES)
+
+
+def test_a_policy_with_a_fault_in_mode_names_itself() -> None:
+    class Crashes(base.PreemptionPolicy):
+        def victim(self, candidates: Sequence[GroupView], now: Now) -> GroupView:
+            return candidates[9]
+
+    with pytest.raises(AssertionError, match="preemption policy Crashes breaks the rule 'never fails'.*IndexError"):
+        check_policy(lambda: Crashes(mode=Recompute()))

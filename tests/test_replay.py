@@ -1,0 +1,235 @@
+"""kvlab.replay: cases by hand, the published hit counts of two real traces, inputs that are wrong, and the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlab.policies.eviction import Fifo, Lru, Random
+from kvlab.replay import as_trace, replay
+from kvlab.replay.__main__ import main
+from kvlab.types import BlockView, IllegalDecision, Now, UserError
+
+# Hits of two independent implementations that agree, on the public Mooncake FAST'25 synthetic trace: policy, capacity (blocks) ->
+# object hits, prefix hits.
+MOONCAKE = {
+    ("lru", 1000): (10050, 10050), ("lru", 5000): (34018, 34018), ("lru", 10000): (51614, 51614), ("lru", 30000): (76077, 76077),
+    ("fifo", 1000): (9597, 9593), ("fifo", 5000): (32387, 32381), ("fifo", 10000): (48633, 48622), ("fifo", 30000): (72529, 72411),
+    ("lfu", 1000): (4885, 4885), ("lfu", 5000): (24049, 24049), ("lfu", 10000): (43602, 43602), ("lfu", 30000): (76290, 76290),
+}  # fmt: skip
+# The same for 50,000 single accesses over 2,000 objects, Zipf 0.9.
+ZIPF = {
+    ("lru", 50): 14560, ("lru", 200): 25271, ("lru", 800): 38729,
+    ("fifo", 50): 12517, ("fifo", 200): 22756, ("fifo", 800): 36654,
+    ("lfu", 50): 21015, ("lfu", 200): 29063, ("lfu", 800): 40117,
+}  # fmt: skip
+
+
+def trace_file(name: str) -> Path:
+    """A trace in the folder KVLAB_TRACES, or in ../shared/data/traces beside the repository."""
+    default = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "traces"
+    path = Path(os.environ.get("KVLAB_TRACES", default)) / name
+    if not path.exists():
+        pytest.skip(f"{name} is not in {path.parent}: set KVLAB_TRACES to the folder of the traces")
+    return path
+
+
+@pytest.mark.traces
+def test_published_hits_on_the_mooncake_trace() -> None:
+    trace = as_trace(trace_file("mooncake_synthetic.jsonl.gz"))
+    assert (len(trace.blocks), trace.num_accesses, trace.num_unique_blocks) == (3993, 121877, 43924)
+    for (policy, capacity), hits in MOONCAKE.items():
+        result = replay(trace, policy, capacity)
+        assert (result.object_hits, result.prefix_hits) == hits, (policy, capacity)
+
+
+@pytest.mark.traces
+def test_published_hits_on_the_zipf_trace() -> None:
+    trace = as_trace(trace_file("zipf_accesses.txt.gz"))
+    for (policy, capacity), hits in ZIPF.items():
+        assert replay(trace, policy, capacity).object_hits == hits, (policy, capacity)
+
+
+def test_hit_rates_by_hand() -> None:
+    """Capacity 3, LRU. [1,2]: two misses. [1,3]: hit, miss. [4,2]: 4 evicts 2 (used before 1 and 3), then 2 evicts 1. [1,2]: miss
+    (evicts 3), hit. A hit that follows a miss in its request is an object hit only.
+    """
+    result = replay([[1, 2], [1, 3], [4, 2], [1, 2]], "lru", capacity=3)
+    assert list(result.num_blocks_per_request) == [2, 2, 2, 2]
+    assert list(result.object_hits_per_request) == [0, 1, 0, 1]
+    assert list(result.prefix_hits_per_request) == [0, 1, 0, 0]
+    assert result.evicted == (b"2", b"1", b"3")
+    assert (result.requests, result.accesses, result.object_hits, result.prefix_hits) == (4, 8, 2, 1)
+    assert (result.object_hit_rate, result.prefix_hit_rate, result.request_hit_rate) == (0.25, 0.125, 0.125)
+    assert result.token_hit_rate is None
+
+
+def test_token_and_request_rates_differ_from_block_rates(tmp_path: Path) -> None:
+    """512-token blocks. 700 tokens in [1,2]; 700 in [1,2] again (all 700 found); 600 in [1,3] (512 found); 512 in [9]."""
+    path = tmp_path / "trace.jsonl"
+    rows = [(0, 700, [1, 2]), (500, 700, [1, 2]), (900, 600, [1, 3]), (1000, 512, [9])]
+    path.write_text("".join(json.dumps({"timestamp": t, "input_length": n, "hash_ids": ids}) + "\n" for t, n, ids in rows))
+    result = replay(path, "lru", capacity=10)
+    assert list(result.prefix_hits_per_request) == [0, 2, 1, 0]
+    assert result.hit_tokens_per_request is not None
+    assert list(result.hit_tokens_per_request) == [0, 700, 512, 0]
+    assert result.token_hit_rate == 1212 / 2512
+    assert result.prefix_hit_rate == 3 / 7
+    assert result.request_hit_rate == (0 + 1 + 0.5 + 0) / 4
+    assert result.row()["token_hit_rate"] == 1212 / 2512
+
+
+def test_the_policy_hears_the_events_of_the_engine() -> None:
+    """Capacity 1; accesses 7 (at 0 s), 7, 8: each event with what the block's record says at that moment."""
+    heard: list[tuple[Any, ...]] = []
+
+    class Spy(Lru):
+        def insert(self, block: BlockView, now: Now) -> None:
+            heard.append(("insert", block.content, block.parent, block.depth, block.ref_count, block.num_hits, block.used_tick))
+
+        def hit(self, block: BlockView, now: Now) -> None:
+            heard.append(("hit", block.content, block.ref_count, block.num_hits, block.counted_tick, block.used_tick, now))
+            super().hit(block, now)
+
+        def release(self, block: BlockView, now: Now, preempted: bool) -> None:
+            heard.append(("release", block.content, block.ref_count, block.counted_tick, block.used_tick, preempted))
+            super().release(block, now, preempted)
+
+        def evict(self, block: BlockView, now: Now) -> None:
+            heard.append(("evict", block.content, block.inserted_tick))
+            super().evict(block, now)
+
+    result = replay([[7], [7, 8]], Spy, capacity=1)
+    assert heard == [
+        ("insert", b"7", None, 0, 1, 0, 1),
+        ("release", b"7", 0, 1, 2, False),
+        ("hit", b"7", 1, 1, 3, 3, Now(1, 0.0)),
+        ("release", b"7", 0, 3, 4, False),
+        ("evict", b"7", 1),
+        ("insert", b"8", b"7", 1, 1, 0, 5),
+        ("release", b"8", 0, 5, 6, False),
+    ]
+    assert result.policy == "Spy"
+
+
+def test_an_object_can_be_replayed_again_and_a_share_is_a_capacity() -> None:
+    policy = Random(seed=1)
+    requests = [[number % 40] for number in range(400)]
+    first = replay(requests, policy, 10)
+    assert replay(requests, policy, 10).evicted == first.evicted
+    assert replay(requests, policy, 0.25).evicted == first.evicted  # a quarter of 40 distinct blocks
+    assert replay(requests, Fifo(), 0.001).capacity == 1
+    assert replay(requests, "lru", 10, limit=25).requests == 25
+
+
+def test_no_eviction_while_there_is_room() -> None:
+    result = replay([[1, 2, 3], [1, 2, 3]], "lru", capacity=3)
+    assert (result.object_hits, result.evicted) == (3, ())
+    assert np.array_equal(result.prefix_hits_per_request, [0, 3])
+
+
+@pytest.mark.parametrize("capacity", [0, -5, 1.0, 0.0, 2.5, True, "10"])
+def test_a_wrong_capacity_is_refused(capacity: Any) -> None:
+    with pytest.raises(UserError, match="is not allowed: blocks"):
+        replay([[1]], "lru", capacity)
+
+
+def test_unknown_names_are_refused_before_the_trace_is_read() -> None:
+    with pytest.raises(UserError, match="Did you mean 'lru'"):
+        replay("no/such/file", "lrru", 3)
+    with pytest.raises(UserError, match="Unknown semantics 'acess'. Did you mean 'access'"):
+        replay("no/such/file", "lru", 3, semantics="acess")
+    with pytest.raises(UserError, match="is not allowed: a name such as"):
+        replay([[1]], 5, 3)  # type: ignore[arg-type]
+
+
+def test_an_illegal_victim_is_reported_with_the_policys_name() -> None:
+    class Wild(Lru):
+        def victim(self, now: Now) -> int:
+            return 99
+
+    with pytest.raises(IllegalDecision, match="eviction policy Wild made an illegal decision: evict block 99. Allowed"):
+        replay([[1], [2]], Wild, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"hash_ids": [1]}\n{"hash_ids": [1}\n', r"line 2: not JSON .* column 16"),
+        ('{"hash_ids": [1]}\n\n{"timestamp": 3}\n', r"line 3: no hash_ids"),
+        ('{"hash_ids": [1]}\n[1, 2]\n', r"line 2: no hash_ids"),
+        ('{"hash_ids": [1, "a"]}\n', r"line 1: hash_ids is not a list of integers"),
+        ('{"hash_ids": [1, true]}\n', r"line 1: hash_ids is not a list of integers"),
+        ('{"hash_ids": 7}\n', r"line 1: hash_ids is not a list of integers"),
+        ('{"hash_ids": [1], "timestamp": "now"}\n', r"line 1: timestamp = 'now' is not a number"),
+        ('{"hash_ids": [1], "input_length": -1}\n', r"line 1: input_length = -1 is not a number of tokens"),
+        ("5\n6\n7 8\n", r"line 3: '7 8' is not one block id"),
+        ("\n\n", r"holds no requests"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        replay(path, "lru", 3)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No trace at"):
+        replay(tmp_path / "missing.jsonl", "lru", 3)
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(b'{"hash_ids": [1]}\n' * 200)[:-12])
+    with pytest.raises(UserError, match="can't be read as gzipped text"):
+        replay(cut, "lru", 3)
+    plain = tmp_path / "plain.jsonl.gz"
+    plain.write_text('{"hash_ids": [1]}\n')
+    with pytest.raises(UserError, match="can't be read as gzipped text"):
+        replay(plain, "lru", 3)
+    with pytest.raises(UserError, match="can't be read as text"):
+        replay(tmp_path, "lru", 3)
+    with pytest.raises(UserError, match="holds no requests"):
+        replay([], "lru", 3)
+    with pytest.raises(UserError, match=r"single accesses: \[\[1\], \[2\]\]"):
+        replay([1, 2], "lru", 3)  # type: ignore[list-item]
+    with pytest.raises(UserError, match="limit = 0"):
+        replay([[1]], "lru", 3, limit=0)
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("a\nb\na\nc\na\nb\n")
+    assert main([str(path), "eviction=lru,fifo", "capacity=2,0.99"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "words.txt: 6 requests, 6 block references, 3 distinct; semantics access, no warm-up"
+    # LRU: a, b, hit a, c evicts b, hit a, b. FIFO: a, b, hit a, c evicts a, a evicts b, b evicts c. 0.99 of 3 distinct: 2 blocks.
+    assert [line.split()[:4] for line in lines[2:]] == [
+        ["lru", "2", "2", "2"], ["lru", "2", "2", "2"], ["fifo", "2", "1", "1"], ["fifo", "2", "1", "1"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trace.txt", "eviction=lrru"], "Did you mean 'lru'"),
+        (["trace.txt", "policy=lru"], "Unknown option 'policy'"),
+        (["trace.txt", "capacity=many"], "capacity = 'many' is not a number"),
+        (["trace.txt", "capacity=0"], "capacity = 0 is not allowed"),
+        (["one.txt", "two.txt"], "One trace is needed, 2 were given"),
+        (["missing.txt"], "No trace at missing.txt"),
+    ],
+)
+def test_command_line_errors_are_one_message(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace.txt").write_text("1\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert main([]) == 2
+    assert main(["--help"]) == 0
