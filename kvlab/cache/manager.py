@@ -89,11 +89,11 @@ class KVCacheManager:
             i = len(keys)
             keys.append(self.prefix_cache.key(keys[-1] if keys else self._root(seq), tokens[i * size : (i + 1) * size]))
 
-    def find_prefix(self, seq: Seq) -> list[int]:
-        """Cached blocks of the longest contiguous prefix of `seq`: full blocks only, at most num_tokens - 1 tokens."""
+    def find_prefix(self, seq: Seq, num_tokens: int) -> list[int]:
+        """Cached blocks of the longest contiguous prefix of `seq`: full blocks only, at most `num_tokens` tokens."""
         if not self.prefix_cache.enabled:
             return []
-        most = (len(seq.tokens) - 1) // self.block_size
+        most = num_tokens // self.block_size
         self._extend_keys(seq, most)
         hits: list[int] = []
         find = self.pool.by_content.get
@@ -182,6 +182,34 @@ class KVCacheManager:
         block_id = table.block_ids[i]
         return block_id if self.pool.blocks[block_id].ref_count - gone.get(block_id, 0) > 1 else -1
 
+    @staticmethod
+    def covers(work: Work) -> bool:
+        """Whether the tables cover their tokens as they are, and nothing to be written is shared."""
+        for seq, num_tokens in work:
+            table = seq.table
+            if num_tokens > table.capacity or table.tail_shared:  # type: ignore[union-attr]
+                return False
+        return True
+
+    def num_to_grow_swapped(self, group: SequenceGroup, work: Work) -> int:
+        """What `num_to_grow` will say once the swapped group is back."""
+        if not self.layout.shares_blocks:
+            return 0
+        held: dict[int, int] = {}
+        for seq in group.seqs:
+            for block_id in seq.table.block_ids if seq.table is not None else ():
+                held[block_id] = held.get(block_id, 0) + 1
+        need = 0
+        for seq, num_tokens in work:
+            table = seq.table
+            assert table is not None
+            need += max(0, -(-(num_tokens - table.capacity) // self.block_size))
+            i = seq.num_computed // self.block_size - table.num_dropped_blocks
+            if i < len(table.block_ids) and held[table.block_ids[i]] > 1:
+                held[table.block_ids[i]] -= 1
+                need += 1
+        return need
+
     def num_to_grow(self, work: Work) -> int:
         """New blocks that `grow(work)` takes: missing ones and copies of shared blocks about to be written."""
         need, gone = 0, dict[int, int]()
@@ -267,6 +295,10 @@ class KVCacheManager:
             self.pool.release(reversed(seq.table.block_ids), preempted)
             seq.table = None
         seq.num_computed = 0
+
+    def spare_regions(self, group: SequenceGroup) -> list[list[int]]:
+        """Regions kept for forks of a group."""
+        return self._spare_regions.get(group.group_id, [])
 
     def release_spares(self, group: SequenceGroup) -> None:
         """Give back regions that were kept for forks of a group that has left."""

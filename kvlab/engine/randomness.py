@@ -43,3 +43,11 @@ def _words(values: npt.ArrayLike) -> Words:
     # Through Python's integers: a seed may be negative or longer than 64 bits.
     whole = np.asarray(values, dtype=object)
     return np.array([int(value) & (2**64 - 1) for value in whole.ravel()], dtype=np.uint64).reshape(whole.shape)
+
+
+def request_seed(seed: int, number: int) -> int:
+    """Seed of the `number`-th request of a run that has none of its own: 64 bits from the run's seed."""
+    mask = 2**64 - 1
+    x = (seed * 0x9E3779B97F4A7C15 + number + 1) * 0xBF58476D1CE4E5B9 & mask  # splitmix64's finaliser
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+    return x ^ x >> 31

@@ -1,0 +1,232 @@
+"""Taking in what a step produced: accepted tokens, forks, beams, ends; blocks published once full of accepted tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvlab.cache.manager import KVCacheManager
+from kvlab.engine.beam import BeamMove, BeamState
+from kvlab.engine.detokenizer import Detokenizer
+from kvlab.engine.scheduler import Scheduler
+from kvlab.engine.sequence import Sequence, SequenceGroup
+from kvlab.engine.stopping import StopChecker
+from kvlab.model.tokenizer import Tokenizer
+from kvlab.types import Candidate, Outcome, Plan
+
+
+class StepCounts:
+    """What a step did, in tokens (see `kvlab.trace.schema`)."""
+
+    __slots__ = ("generation", "output", "prompt_computed", "recomputed")
+
+    def __init__(self) -> None:
+        self.generation = self.output = self.prompt_computed = self.recomputed = 0
+
+
+class Committer:
+    """Applies an `Outcome` to sequences and tables.
+
+    Args:
+        scheduler, kv: whose state changes. tokenizer: for stop strings (None: requests with stop strings are refused).
+        new_seq_id: numbers for forks. on_finish: called with a group whose sequences have all ended.
+        sequences: seq_id -> sequence, of all live ones.
+    """
+
+    def __init__(self, scheduler: Scheduler, kv: KVCacheManager, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...],
+                 new_seq_id: Callable[[], int], on_finish: Callable[[SequenceGroup, float], None],
+                 sequences: dict[int, Sequence]) -> None:  # fmt: skip
+        self.scheduler = scheduler
+        self.kv = kv
+        self.tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        self.new_seq_id = new_seq_id
+        self.on_finish = on_finish
+        self.sequences = sequences
+
+    def commit(self, plan: Plan, outcome: Outcome, end_s: float) -> StepCounts:
+        """Apply one step; `end_s` is the time at which its tokens exist."""
+        counts = StepCounts()
+        size, sequences, publishes = self.kv.block_size, self.sequences, self.kv.prefix_cache.enabled
+        drops = self.kv.compression.attention_window is not None or not self.kv.compression.lossless
+        beams: dict[SequenceGroup, dict[int, tuple[Candidate, ...]]] = {}
+        computed: list[Sequence] = []
+        for scheduled, tokens in zip(plan.scheduled, outcome.tokens, strict=True):
+            seq = sequences[scheduled.seq_id]
+            group = seq.group
+            end = scheduled.first_position + scheduled.num_new_tokens
+            seq.num_computed = end
+            self._count(seq, scheduled.first_position, end, counts)
+            if publishes and end // size > seq.table.num_full:  # type: ignore[union-attr]
+                self.kv.publish(seq)
+            if group.beam is not None:
+                if scheduled.num_samples:
+                    beams.setdefault(group, {})[seq.seq_id] = outcome.candidates[seq.seq_id]
+            elif scheduled.num_samples:
+                self._accept(seq, tokens, outcome, end_s, counts)
+            if drops or not group.is_forked or len(group.seqs) > 1:
+                computed.append(seq)
+        self._attach(computed)
+        for group, candidates in beams.items():
+            self._advance_beams(group, candidates, end_s, counts)
+        if drops:
+            for seq in computed:
+                if seq.table is not None and not seq.finish_reason:
+                    self.kv.drop_head(seq)
+        return counts
+
+    @staticmethod
+    def _count(seq: Sequence, first: int, end: int, counts: StepCounts) -> None:
+        num = end - first
+        seq.group.num_computed_total += num
+        if first < seq.num_highest:
+            again = min(end, seq.num_highest) - first
+            counts.recomputed += again
+            seq.group.num_recomputed += again
+        if first < seq.num_prompt:
+            counts.prompt_computed += min(end, seq.num_prompt) - first
+        else:
+            counts.generation += num
+        if end > seq.num_highest:
+            seq.num_highest = end
+
+    # ------------------------------------------------------------ plain samples
+
+    def _accept(self, seq: Sequence, tokens: tuple[int, ...], outcome: Outcome, end_s: float, counts: StepCounts) -> None:
+        """Append accepted tokens; on the first step of n samples, fork first: children share the prompt's blocks."""
+        group = seq.group
+        logprobs = outcome.logprobs.get(seq.seq_id, ()) if outcome.logprobs else ()
+        children: list[tuple[Sequence, int]] = []
+        if not group.is_forked:
+            group.is_forked = True
+            children = [(self._fork(seq, stream), token) for stream, token in enumerate(outcome.forks[seq.seq_id], start=1)]
+        for i, token in enumerate(tokens):
+            if logprobs:
+                seq.logprobs.append(logprobs[i])
+            counts.output += 1
+            if self._append(seq, token, end_s):
+                break
+        for i, (child, token) in enumerate(children):
+            if logprobs:
+                child.logprobs.append(logprobs[len(tokens) + i])
+            counts.output += 1
+            self._append(child, token, end_s)
+
+    def _fork(self, parent: Sequence, stream: int) -> Sequence:
+        """A new sequence with `parent`'s computed tokens, before its new token is appended."""
+        child = Sequence(self.new_seq_id(), parent.group, stream, parent.tokens[: parent.num_computed])
+        self.kv.fork(parent, child, parent.num_computed)
+        child.num_highest = parent.num_computed
+        parent.group.seqs.append(child)
+        self.sequences[child.seq_id] = child
+        self.scheduler.forked.append(child)
+        return child
+
+    def _append(self, seq: Sequence, token: int, end_s: float) -> bool:
+        """Append one token; True when the sequence ends with it."""
+        group = seq.group
+        seq.tokens.append(token)
+        seq.token_times.append(end_s)
+        num_output = len(seq.tokens) - seq.num_prompt
+        if num_output == 1:
+            group.enter_phase("decode", end_s)
+            if group.sampling.stop:
+                assert self.tokenizer is not None
+                sampling = group.sampling
+                seq.stop_checker = StopChecker(Detokenizer(self.tokenizer), sampling.stop, sampling.include_stop_str, sampling.min_tokens)
+        elif group.phase == "prefill":
+            group.enter_phase("decode", end_s)
+        reason = ""
+        if seq.stop_checker is not None and seq.stop_checker.append(token):
+            reason = "stop"
+        if token in group.end_ids and num_output > group.sampling.min_tokens:
+            reason = "stop"
+        elif not reason and num_output >= group.max_output:
+            reason = "length"
+        if reason:
+            self.finish(seq, reason, end_s)
+        return bool(reason)
+
+    def finish(self, seq: Sequence, reason: str, end_s: float) -> None:
+        """End one sequence; its group ends with its last one."""
+        group = seq.group
+        seq.finish_reason = reason
+        for other in group.seqs:  # those still to branch off from it do so now: their common part has been computed
+            if other.attach_to is seq:
+                self._branch(other)
+        if seq.stop_checker is not None:
+            seq.stop_checker.finish()
+        self.scheduler.let_go(seq)
+        group.seqs.remove(seq)
+        group.ended_seqs.append(seq)
+        del self.sequences[seq.seq_id]
+        if not group.seqs:
+            self.on_finish(group, end_s)
+
+    # ------------------------------------------------- coming back after recompute
+
+    def _attach(self, computed: list[Sequence]) -> None:
+        """Sequences of a group that came back branch off once their common prefix is computed."""
+        for seq in computed:
+            for other in seq.group.seqs:
+                if other.attach_to is seq and seq.num_computed >= other.attach_at:
+                    self._branch(other)
+
+    def _branch(self, seq: Sequence) -> None:
+        parent = seq.attach_to
+        assert parent is not None
+        seq.attach_to = None
+        keys = seq.keys
+        self.kv.fork(parent, seq, seq.attach_at)
+        seq.keys = keys if len(keys) > len(seq.keys) else seq.keys
+        self.scheduler.forked.append(seq)
+
+    # -------------------------------------------------------------------- beams
+
+    def _advance_beams(self, group: SequenceGroup, candidates: dict[int, tuple[Candidate, ...]], end_s: float,
+                       counts: StepCounts) -> None:  # fmt: skip
+        """Drops first (their regions or blocks come free), then forks from parents' history, then everyone's token."""
+        beam = group.beam
+        assert beam is not None
+        group.is_forked = True
+        step = beam.advance(candidates, self.new_seq_id)
+        if step.is_done:
+            self.end_beams(group, end_s)
+            return
+        for seq_id in step.dropped:
+            seq = self.sequences.pop(seq_id)
+            self.scheduler.let_go(seq)
+            group.seqs.remove(seq)
+        for move in step.forks:
+            self._fork_beam(group, move)
+        group.enter_phase("decode", end_s)
+        for move in (*step.continued, *step.forks):
+            seq = self.sequences[move.seq_id]
+            seq.tokens.append(move.token_id)
+            seq.token_times.append(end_s)
+        counts.output += len(step.continued) + len(step.forks)
+
+    def _fork_beam(self, group: SequenceGroup, move: BeamMove) -> None:
+        parent = self.sequences[move.parent]
+        child = Sequence(move.seq_id, group, 0, parent.tokens[: parent.num_computed])
+        self.kv.fork(parent, child, parent.num_computed)
+        child.num_highest = parent.num_computed
+        child.token_times = list(parent.token_times)
+        group.seqs.append(child)
+        self.sequences[child.seq_id] = child
+        self.scheduler.forked.append(child)
+
+    def end_beams(self, group: SequenceGroup, end_s: float) -> None:
+        """The search is over: its best hypotheses become the group's ended sequences."""
+        beam = group.beam
+        assert isinstance(beam, BeamState)
+        times = group.seqs[0].token_times if group.seqs else []
+        for seq in list(group.seqs):
+            self.scheduler.let_go(seq)
+            self.sequences.pop(seq.seq_id, None)
+        group.seqs.clear()
+        for rank, hypothesis in enumerate(beam.best()):
+            seq = Sequence(self.new_seq_id(), group, rank, [*group.request.prompt_token_ids, *hypothesis.token_ids])
+            seq.finish_reason, seq.score = hypothesis.reason, hypothesis.score
+            seq.token_times = [*times, end_s][: len(hypothesis.token_ids)]
+            group.ended_seqs.append(seq)
+        self.on_finish(group, end_s)

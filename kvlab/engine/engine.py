@@ -1,0 +1,281 @@
+"""The engine: requests in, one step at a time, tokens out.
+
+    plan = scheduler.schedule(now)          every decision is a policy's
+    outcome = runner.submit(plan).result()  torch, simulated or recorded: the same plan
+    committer.commit(plan, outcome, end)    tokens accepted, blocks published, sequences ended
+    listeners hear plan, outcome and counts
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seqs
+from typing import NamedTuple
+
+from kvlab.cache.manager import KVCacheManager
+from kvlab.cache.pool import CachedBlock
+from kvlab.engine.beam import BeamState
+from kvlab.engine.clock import Clock, WallClock
+from kvlab.engine.commit import Committer
+from kvlab.engine.config import EngineConfig, PolicySet
+from kvlab.engine.randomness import request_seed
+from kvlab.engine.records import StatsMaker, make_record, refused_record
+from kvlab.engine.runners.base import Runner, RunnerConfig
+from kvlab.engine.scheduler import Scheduler
+from kvlab.engine.sequence import FINISHED, RUNNING, Sequence, SequenceGroup
+from kvlab.model.tokenizer import Tokenizer
+from kvlab.types import (
+    BlockEvent,
+    IllegalDecision,
+    Listener,
+    Now,
+    Outcome,
+    Plan,
+    Request,
+    RequestRecord,
+    RequestTooLong,
+    StepStats,
+    UserError,
+)
+
+
+class StepResult(NamedTuple):
+    """One step: what was decided, what came of it, its counts, and the requests that ended with it."""
+
+    plan: Plan
+    outcome: Outcome
+    stats: StepStats
+    finished: tuple[RequestRecord, ...]
+
+
+class Engine:
+    """Serves requests under a set of policies.
+
+    Args:
+        config: limits. policies: one a seam; the engine takes them over (a policy object serves one engine at a time).
+        runner: carries out plans. clock: WallClock by default.
+        tokenizer: for stop strings and texts; None: ids only. eos_token_ids: ids that end a sequence.
+        listeners: hear steps, requests and block events. model_dtype: what the model computes in (for the storage of K and V).
+        block_bytes: bytes of one block over all layers (for preemption modes that weigh a transfer; 0 where there is no cache).
+
+    Raises:
+        UserError: an impossible combination.
+    """
+
+    def __init__(self, config: EngineConfig, policies: PolicySet, runner: Runner, clock: Clock | None = None,
+                 tokenizer: Tokenizer | None = None, eos_token_ids: Seqs[int] = (), listeners: Seqs[Listener] = (),
+                 model_dtype: str = "float32", block_bytes: int = 0, vocab_size: int | None = None) -> None:  # fmt: skip
+        policies.check(config)
+        policies.reset()
+        self.config = config
+        self.policies = policies
+        self.runner = runner
+        self.clock = clock or WallClock()
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.listeners = tuple(listeners)
+        self._block_listeners = tuple(x for x in self.listeners if x.wants_block_events)
+        self._cause = ""
+        self.kv = KVCacheManager(config.num_blocks, config.num_cpu_blocks, config.block_size, policies.eviction,
+                                 policies.prefix_cache, policies.layout, policies.compression, config.max_model_len,
+                                 config.track_shareable, self._on_block if self._block_listeners else None)  # fmt: skip
+        self.scheduler = Scheduler(config, policies, self.kv, block_bytes)
+        self.sequences: dict[int, Sequence] = {}
+        self.groups: dict[str, SequenceGroup] = {}
+        self._num_groups = 0
+        self._next_seq_id = 0
+        self.committer = Committer(self.scheduler, self.kv, tokenizer, self.eos_token_ids, self._new_seq_id, self._finish_group,
+                                   self.sequences)  # fmt: skip
+        self._stats = StatsMaker(self.scheduler, self.kv)
+        self._step = 0
+        self._finished: list[RequestRecord] = []
+        runner.initialize(RunnerConfig(config.num_blocks, config.num_cpu_blocks, config.block_size, config.max_num_seqs,
+                                       config.max_model_len, policies.compression.attention_window,
+                                       policies.kv_dtype.storage(model_dtype), self.eos_token_ids))  # fmt: skip
+
+    # ---------------------------------------------------------------- requests
+
+    def _new_seq_id(self) -> int:
+        self._next_seq_id += 1
+        return self._next_seq_id - 1
+
+    def check_request(self, request: Request) -> None:
+        """Raise a UserError for a request that can never be served; nothing is changed.
+
+        Raises:
+            RequestTooLong: its prompt can't fit; the message holds the blocks needed, those there are and the longest that fits.
+            UserError: empty prompt, ids outside the vocabulary, more sequences than a step can hold, stop strings without tokenizer.
+        """
+        config, name = self.config, f"Request {request.request_id!r}"
+        num_prompt, num_seqs = len(request.prompt_token_ids), request.sampling.num_sequences
+        if num_prompt == 0:
+            raise UserError(f"{name} has an empty prompt: at least one token is needed.")
+        if self.vocab_size is not None:
+            low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
+            if low < 0 or high >= self.vocab_size:
+                raise UserError(f"{name} holds token id {low if low < 0 else high}; ids of this model are 0 to {self.vocab_size - 1}.")
+        limit = min(config.max_num_seqs, config.max_num_batched_tokens)
+        if num_seqs > limit:
+            raise UserError(f"{name} decodes {num_seqs} sequences at once; max_num_seqs = {config.max_num_seqs} and max_num_batched_tokens "
+                            f"= {config.max_num_batched_tokens} allow {limit}. Lower n or beam_width, or raise them.")  # fmt: skip
+        if request.sampling.stop and self.tokenizer is None:
+            raise UserError(f"{name} has stop strings, but this run has no tokenizer. Use stop_token_ids, or a model with a tokenizer.")
+        if num_prompt >= config.max_model_len:
+            raise RequestTooLong(f"{name}: a prompt of {num_prompt} tokens and one output token exceed max_model_len = "
+                                 f"{config.max_model_len}. The longest prompt that fits is {config.max_model_len - 1} tokens.")  # fmt: skip
+        self._check_room(name, num_prompt, num_seqs)
+
+    def _check_room(self, name: str, num_prompt: int, num_seqs: int) -> None:
+        config, layout = self.config, self.policies.layout
+        need = -(-num_prompt // config.block_size)
+        if layout.shares_blocks:
+            longest = config.num_blocks * config.block_size
+        else:
+            need = num_seqs * layout.reserve_blocks(need, num_prompt, 1, config.max_model_len, config.block_size)
+            longest = config.max_model_len - 1
+        if need > config.num_blocks:
+            fits = f"The longest prompt that fits is {min(longest, config.max_model_len - 1)} tokens" if layout.shares_blocks else (
+                f"{num_seqs} sequences need a region each")  # fmt: skip
+            raise RequestTooLong(f"{name} can never fit: {num_prompt} prompt tokens need {need} blocks of {config.block_size}, the pool has "
+                                 f"{config.num_blocks}. {fits}; or raise num_blocks.")  # fmt: skip
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            UserError: it can never be served (see `check_request`), or its id is in use. Nothing is changed.
+        """
+        self.check_request(request)
+        if request.request_id in self.groups:
+            raise UserError(f"Request id {request.request_id!r} is in use. Give every request of a run its own id.")
+        group_id = self._num_groups
+        self._num_groups += 1
+        sampling = request.sampling
+        seed = sampling.seed if sampling.seed is not None else request_seed(self.config.seed, group_id)
+        max_output = min(sampling.max_tokens, self.config.max_model_len - len(request.prompt_token_ids))
+        group = SequenceGroup(group_id, request, seed, self.eos_token_ids, max_output)
+        seq = Sequence(self._new_seq_id(), group, 0, list(request.prompt_token_ids))
+        group.seqs.append(seq)
+        if sampling.beam_width:
+            group.beam = BeamState.of(seq.seq_id, sampling, self.eos_token_ids, max_output)
+        self.sequences[seq.seq_id] = seq
+        self.groups[request.request_id] = group
+        self.scheduler.waiting.add(group, Now(self._step, request.arrival_s))
+
+    def refuse(self, request: Request, error: UserError, now_s: float) -> RequestRecord:
+        """Record a request that `add_request` would not take (for drivers that go on without it)."""
+        record = refused_record(request, str(error), now_s)
+        for listener in self.listeners:
+            listener.on_request(record)
+        return record
+
+    def abort(self, request_id: str, now_s: float | None = None) -> RequestRecord | None:
+        """End a request wherever it is; None when there is no such request (any more). Its blocks are free at once."""
+        group = self.groups.get(request_id)
+        if group is None:
+            return None
+        for seq in list(group.seqs):
+            seq.finish_reason = "abort"
+        self.scheduler.remove(group)
+        self._retire(group)
+        return self._close(group, self.clock.now() if now_s is None else now_s)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks. False, and nothing changed, while some request holds a block."""
+        return self.kv.pool.reset_cache()
+
+    @property
+    def has_work(self) -> bool:
+        """Requests wait, run or are swapped out."""
+        return bool(self.groups)
+
+    @property
+    def has_ended(self) -> bool:
+        """Some request ended outside a step (abort) and has not been handed out yet."""
+        return bool(self._finished)
+
+    def take_ended(self) -> tuple[RequestRecord, ...]:
+        """Requests that ended since the last step, once."""
+        ended, self._finished = tuple(self._finished), []
+        return ended
+
+    # -------------------------------------------------------------------- step
+
+    def step(self, now_s: float | None = None) -> StepResult:
+        """Decide, carry out and take in one step.
+
+        Args:
+            now_s: time of the step's decisions (s); the clock's by default.
+        Raises:
+            IllegalDecision: a policy decided what can't be, or kept everything from running though nothing stood in its way.
+        """
+        now = Now(self._step, self.clock.now() if now_s is None else now_s)
+        start = time.perf_counter()
+        plan = self.scheduler.schedule(now)
+        for group_id, request_id, reason in plan.ended:
+            self._end_by_scheduler(self.groups[request_id], reason, now.now_s)
+        if not plan.scheduled and not plan.ended and not plan.preempted and self.has_work:
+            self._refuse_to_stall(plan)
+        scheduled = time.perf_counter()
+        outcome = self.runner.submit(plan).result()
+        executed = time.perf_counter()
+        end_s = self.clock.advance(outcome.execute_s)
+        counts = self.committer.commit(plan, outcome, end_s)
+        committed = time.perf_counter()
+        is_virtual = outcome.execute_s if outcome.execute_s else executed - scheduled
+        stats = self._stats.make(plan, counts, end_s, scheduled - start, is_virtual, committed - executed)
+        self._step += 1
+        for listener in self.listeners:
+            listener.on_step(plan, outcome, stats)
+        return StepResult(plan, outcome, stats, self.take_ended())
+
+    def _refuse_to_stall(self, plan: Plan) -> None:
+        why = ", ".join(f"{b.request_id} stays out by {b.by!r}" for b in plan.blocked) or "no phase served the queues that hold requests"
+        raise IllegalDecision("batching", self.policies.batching,
+                              f"nothing is scheduled in step {plan.step} though {len(self.groups)} requests are unfinished ({why})",
+                              "schedule something while blocks suffice")  # fmt: skip
+
+    # -------------------------------------------------------------------- ends
+
+    def _end_by_scheduler(self, group: SequenceGroup, reason: str, now_s: float) -> None:
+        """The scheduler let the group go (its blocks are free already)."""
+        if group.beam is not None and not group.beam.is_done:
+            group.beam.stop(reason)
+            self.committer.end_beams(group, now_s)
+            return
+        for seq in group.seqs:
+            seq.finish_reason = reason
+        self._retire(group)
+        self._close(group, now_s)
+
+    def _retire(self, group: SequenceGroup) -> None:
+        """Live sequences of an ending group become ended ones."""
+        for seq in group.seqs:
+            self.sequences.pop(seq.seq_id, None)
+            if seq.stop_checker is not None:
+                seq.stop_checker.finish()
+        group.ended_seqs += group.seqs
+        group.seqs = []
+
+    def _finish_group(self, group: SequenceGroup, end_s: float) -> None:
+        if group.status == RUNNING:
+            self.scheduler.remove(group)
+        group.status = FINISHED
+        self._close(group, end_s)
+
+    def _close(self, group: SequenceGroup, end_s: float) -> RequestRecord:
+        del self.groups[group.request_id]
+        record = make_record(group, end_s, self.tokenizer)
+        self._finished.append(record)
+        for listener in self.listeners:
+            listener.on_request(record)
+        return record
+
+    # ------------------------------------------------------------------ events
+
+    def _on_block(self, kind: str, tier: str, block: CachedBlock) -> None:
+        content = "" if block.content is None else block.content.hex()
+        event = BlockEvent(self._step, kind, tier, block.block_id, block.ref_count, content, self._cause)
+        for listener in self._block_listeners:
+            listener.on_block(event)

@@ -1,0 +1,73 @@
+"""A plan in the making: what has been scheduled so far in this step, and how to take a victim out of it again."""
+
+from __future__ import annotations
+
+from kvlab.cache.manager import KVCacheManager
+from kvlab.engine.sequence import Sequence, SequenceGroup
+from kvlab.types import Admitted, Blocked, BlockTransfer, Now, Plan, Preempted, ScheduledSeq, SeqStart
+
+
+class PlanBuilder:
+    """Collects one step's decisions. `budget`: tokens left. `work`: group -> its (sequence, tokens to compute, samples)."""
+
+    def __init__(self, now: Now, budget: int, released: list[int], starts: list[Sequence]) -> None:
+        self.now = now
+        self.budget = budget
+        self.released = released
+        self.starts: dict[int, tuple[Sequence, str]] = {seq.seq_id: (seq, "fork") for seq in starts}
+        self.work: dict[SequenceGroup, list[tuple[Sequence, int, int]]] = {}
+        self.swap_out: list[BlockTransfer] = []
+        self.swap_in: list[BlockTransfer] = []
+        self.admitted: list[Admitted] = []
+        self.preempted: list[Preempted] = []
+        self.blocked: list[Blocked] = []
+        self.ended: list[tuple[int, str, str]] = []
+        self.watermark_blocks = 0
+
+    def add(self, group: SequenceGroup, work: list[tuple[Sequence, int, int]]) -> None:
+        """Schedule a group's sequences."""
+        self.work[group] = work
+        for _, num_new, _ in work:
+            self.budget -= num_new
+
+    def take_out(self, group: SequenceGroup) -> None:
+        """Undo `add` for a group that gives way or ends in this very step; its budget comes back."""
+        for _, num_new, _ in self.work.pop(group, ()):
+            self.budget += num_new
+
+    def forget(self, seq: Sequence) -> None:
+        """The runner must drop its row (unless it has none, or was to be started only now)."""
+        if self.starts.pop(seq.seq_id, None) is None and seq.table is not None:
+            self.released.append(seq.seq_id)
+
+    def build(self, kv: KVCacheManager) -> Plan:
+        """The finished plan, with changes of block tables for the runner."""
+        scheduled: list[ScheduledSeq] = []
+        token_ids: list[tuple[int, ...]] = []
+        tables: dict[int, tuple[int, ...]] = {}
+        fresh: dict[int, tuple[int, ...]] = {}
+        size = kv.block_size
+        for work in self.work.values():
+            for seq, num_new, num_samples in work:
+                table = seq.table
+                assert table is not None
+                first = seq.num_computed
+                scheduled.append(ScheduledSeq(seq.seq_id, first, num_new, num_samples, table.num_dropped_blocks * size))
+                tokens = seq.tokens
+                token_ids.append((tokens[first],) if num_new == 1 else tuple(tokens[first : first + num_new]))
+                num_sent = table.num_sent
+                if num_sent != len(table.block_ids):
+                    if num_sent < 0:
+                        fresh[seq.seq_id] = tuple(table.block_ids)
+                    else:
+                        tables[seq.seq_id] = tuple(table.block_ids[num_sent:])
+                    table.num_sent = len(table.block_ids)
+        starts = tuple(self._start(seq, cause) for seq, cause in self.starts.values())
+        return Plan(self.now.step, self.now.now_s, tuple(scheduled), tuple(token_ids), starts, tables, fresh, tuple(self.released),
+                    tuple(self.swap_out), tuple(self.swap_in), kv.take_copies(), tuple(self.admitted), tuple(self.preempted),
+                    tuple(self.blocked), tuple(self.ended), self.watermark_blocks)  # fmt: skip
+
+    @staticmethod
+    def _start(seq: Sequence, cause: str) -> SeqStart:
+        group = seq.group
+        return SeqStart(seq.seq_id, group.group_id, cause, group.sampling, group.seed, seq.stream, seq.num_prompt, tuple(seq.tokens))

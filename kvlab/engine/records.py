@@ -1,0 +1,101 @@
+"""What listeners are told: the counts of a step and the record of a request that has ended."""
+
+from __future__ import annotations
+
+from kvlab.cache.manager import KVCacheManager
+from kvlab.engine.commit import StepCounts
+from kvlab.engine.scheduler import Scheduler
+from kvlab.engine.sequence import Sequence, SequenceGroup
+from kvlab.model.tokenizer import Tokenizer
+from kvlab.types import Plan, Request, RequestRecord, StepStats
+
+
+class StatsMaker:
+    """Makes a step's `StepStats` from the state after its commit. O(running sequences)."""
+
+    def __init__(self, scheduler: Scheduler, kv: KVCacheManager) -> None:
+        self._scheduler = scheduler
+        self._kv = kv
+        self._num_evicted = 0
+
+    def make(self, plan: Plan, counts: StepCounts, end_s: float, schedule_s: float, execute_s: float, commit_s: float) -> StepStats:
+        """Counts of this step; state of pools and queues after it."""
+        scheduler, pool, cpu = self._scheduler, self._kv.pool, self._kv.cpu_pool
+        num_seqs, num_ctx, wasted, saved = self._occupancy()
+        evicted, self._num_evicted = pool.num_evicted - self._num_evicted, pool.num_evicted
+        queries = hits = again_queries = again_hits = 0
+        for admitted in plan.admitted:
+            if admitted.kind == "new":
+                queries += admitted.num_tokens
+                hits += admitted.num_cached_tokens
+            elif admitted.kind == "resumed":
+                again_queries += admitted.num_tokens
+                again_hits += admitted.num_cached_tokens
+        return StepStats(
+            plan.step, plan.now_s, len(scheduler.running), len(scheduler.waiting), len(scheduler.swapped), num_seqs, num_ctx,
+            counts.generation, counts.prompt_computed, counts.output, pool.num_blocks, pool.num_used, pool.num_evictable, pool.num_free,
+            cpu.num_blocks, cpu.num_used, wasted, queries, hits, again_queries, again_hits, len(plan.preempted), evicted,
+            len(plan.swap_in), len(plan.swap_out), len(plan.copies), counts.recomputed,
+            plan.blocked[0].by if plan.blocked else "", plan.watermark_blocks, saved, schedule_s * 1e3, execute_s * 1e3, commit_s * 1e3,
+            end_s,
+        )  # fmt: skip
+
+    def _occupancy(self) -> tuple[int, int, int, int]:
+        """(sequences, tokens with KV in the pool, slots held but not filled, blocks saved by sharing), of running groups."""
+        num_seqs = num_ctx = wasted = saved = 0
+        for group in self._scheduler.running:
+            seqs = group.seqs
+            num_seqs += len(seqs)
+            if len(seqs) == 1:
+                seq = seqs[0]
+                num_ctx += seq.num_computed
+                wasted += seq.table.capacity - seq.num_computed  # type: ignore[union-attr]
+            else:
+                context, waste, shared = self._shared_occupancy(group)
+                num_ctx, wasted, saved = num_ctx + context, wasted + waste, saved + shared
+        return num_seqs, num_ctx, wasted, saved
+
+    def _shared_occupancy(self, group: SequenceGroup) -> tuple[int, int, int]:
+        """The same for a group whose sequences share blocks: each physical block counts once, as filled as its fullest holder has it."""
+        size = self._kv.block_size
+        filled: dict[int, int] = {}
+        num_ctx = num_held = 0
+        for seq in group.seqs:
+            if seq.table is None:
+                continue
+            num_ctx += seq.num_computed
+            num_held += len(seq.table.block_ids)
+            slots = seq.num_computed - seq.table.num_dropped_blocks * size
+            for i, block_id in enumerate(seq.table.block_ids):
+                filled[block_id] = max(filled.get(block_id, 0), min(size, max(0, slots - i * size)))
+        spare = sum(len(region) for region in self._kv.spare_regions(group))
+        return num_ctx, (len(filled) + spare) * size - sum(filled.values()), num_held - len(filled)
+
+
+def make_record(group: SequenceGroup, end_s: float, tokenizer: Tokenizer | None) -> RequestRecord:
+    """A group that has ended. Its sequences are reported by stream (beams: best first)."""
+    group.enter_phase("ended", end_s)
+    seqs = sorted(group.ended_seqs, key=lambda s: s.stream)
+    reasons = {s.finish_reason for s in seqs}
+    reason = seqs[0].finish_reason if len(reasons) == 1 else next(r for r in ("abort", "kv_capacity", "length", "stop") if r in reasons)
+    first = seqs[0]
+    request = group.request
+    return RequestRecord(
+        group.request_id, group.arrival_s, group.first_scheduled_s, end_s, group.num_prompt_tokens, sum(s.num_output for s in seqs),
+        min(group.num_cached_tokens, group.num_prompt_tokens), group.num_computed_total, group.num_recomputed, group.num_shareable_lost,
+        group.num_preemptions, group.num_swaps, reason, tuple(first.token_times), tuple(group.spans),
+        tuple((s.output_token_ids, s.finish_reason) for s in seqs), group.tenant, request.session_id, request.turn, group.priority,
+        group.detail, tuple(_text(s, tokenizer) for s in seqs),
+    )  # fmt: skip
+
+
+def _text(seq: Sequence, tokenizer: Tokenizer | None) -> str:
+    if seq.stop_checker is not None:
+        return seq.stop_checker.text
+    return "" if tokenizer is None else tokenizer.decode(seq.output_token_ids)
+
+
+def refused_record(request: Request, detail: str, now_s: float) -> RequestRecord:
+    """A request that never entered."""
+    return RequestRecord(request.request_id, request.arrival_s, None, now_s, len(request.prompt_token_ids), 0, 0, 0, 0, 0, 0, 0, "refused",
+                         (), (), (), request.tenant, request.session_id, request.turn, request.priority, detail)  # fmt: skip

@@ -1,0 +1,65 @@
+"""Replays a real run: its tokens and step times, under the real scheduler. The plans must come out the same, step for step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvlab.engine.clock import RecordedClock
+from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
+from kvlab.trace.outcomes import RecordedStep, read_outcomes
+from kvlab.types import Plan, UserError
+
+
+class RecordedRunner:
+    """Gives back recorded outcomes in order.
+
+    Args:
+        steps: the run's steps (`kvlab.trace.outcomes`). name: what to call the run in messages.
+    """
+
+    def __init__(self, steps: Iterable[RecordedStep], name: str = "the recorded run") -> None:
+        self.steps = list(steps)
+        self.name = name
+        self._next = 0
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> RecordedRunner:
+        """From a run folder with outcomes. Raises UserError when it holds none."""
+        return cls(read_outcomes(Path(folder)), str(folder))
+
+    def clock(self) -> RecordedClock:
+        """The run's clock."""
+        return RecordedClock([(step.now_s, step.end_s) for step in self.steps])
+
+    @property
+    def kv_bytes_allocated(self) -> int:
+        """0: there are no tensors."""
+        return 0
+
+    def initialize(self, config: RunnerConfig) -> None:
+        """Back to the first step."""
+        self._next = 0
+
+    def device_memory(self) -> DeviceMemory | None:
+        """None: nothing is measured."""
+        return None
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def submit(self, plan: Plan) -> Ready:
+        """The recorded outcome of this step.
+
+        Raises:
+            UserError: the plan is not the recorded one (another configuration, workload or version), or the recording is over.
+        """
+        if self._next >= len(self.steps):
+            raise UserError(f"{self.name} has {len(self.steps)} steps and this replay needs more: its configuration or workload differs.")
+        step = self.steps[self._next]
+        here = tuple(s.seq_id for s in plan.scheduled), tuple(s.num_new_tokens for s in plan.scheduled)
+        if here != (step.seq_ids, step.num_new_tokens):
+            raise UserError(f"Step {plan.step} of this replay schedules sequences {here[0][:8]} with {here[1][:8]} tokens, {self.name} had "
+                            f"{step.seq_ids[:8]} with {step.num_new_tokens[:8]}: its configuration or workload differs.")  # fmt: skip
+        self._next += 1
+        return Ready(step.outcome)

@@ -1,0 +1,357 @@
+"""`Scheduler.schedule()`: a skeleton that asks policies. It owns the queues; whoever runs the plan gives the outcome to `commit`.
+
+    phases (batching policy)   running: grow, or someone gives way (preemption policy)
+                               swapped: come back, if admitted (admission policy)
+                               waiting: enter in order (scheduling policy), if admitted (admission policy)
+
+Nothing enters in a step that preempted, as long as something runs. Swapped groups come back before a waiting one is admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seqs
+from typing import Any
+
+from kvlab.cache.manager import KVCacheManager
+from kvlab.engine.config import EngineConfig, PolicySet
+from kvlab.engine.entry import Entry
+from kvlab.engine.plan_builder import PlanBuilder
+from kvlab.engine.queue import WaitingQueue
+from kvlab.engine.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Sequence, SequenceGroup
+from kvlab.cache.shareable import common_prefix_len
+from kvlab.policies import base
+from kvlab.types import Admitted, Blocked, IllegalDecision, Now, Plan, Preempted
+
+
+class Queues:
+    """What policies see of the queues (`QueuesView`)."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    @property
+    def waiting(self) -> Seqs[SequenceGroup]:
+        """Preempted first, then by the scheduling policy."""
+        return tuple(self._scheduler.waiting)
+
+    @property
+    def running(self) -> Seqs[SequenceGroup]:
+        """In order of entry."""
+        return self._scheduler.running
+
+    @property
+    def swapped(self) -> Seqs[SequenceGroup]:
+        """In order of return."""
+        return self._scheduler.swapped
+
+    @property
+    def num_waiting(self) -> int:
+        """Length of `waiting`."""
+        return len(self._scheduler.waiting)
+
+
+class Scheduler:
+    """Queues and the making of plans.
+
+    Args:
+        config: limits. policies: who decides. kv: tables and pools. block_bytes: bytes of a block (for preemption modes).
+    """
+
+    def __init__(self, config: EngineConfig, policies: PolicySet, kv: KVCacheManager, block_bytes: int) -> None:
+        self.config = config
+        self.policies = policies
+        self.kv = kv
+        self.block_bytes = block_bytes
+        self.waiting = WaitingQueue(policies.scheduling)
+        self.running: list[SequenceGroup] = []
+        self.swapped: list[SequenceGroup] = []
+        self.queues = Queues(self)
+        self.released: list[int] = []  # sequences the runner must forget, since the last plan
+        self.forked: list[Sequence] = []  # sequences made by the last commit: the runner must start them
+        self._num_admitted = 0
+        self._enterers = {"swapped": self._schedule_swapped, "waiting": self._schedule_waiting, "running": self._schedule_running}
+
+    # ---------------------------------------------------------------- the step
+
+    def schedule(self, now: Now) -> Plan:
+        """Decide one step. Only the queues, tables and pools change; nothing is computed."""
+        batching = self.policies.batching
+        self.kv.set_now(now)
+        budget = batching.token_budget(self.queues, self.config.max_num_batched_tokens)
+        build = PlanBuilder(now, budget, self.released, self.forked)
+        self.released, self.forked = [], []
+        build.watermark_blocks = self.policies.admission.headroom_blocks(self.kv.pool)
+        for alternative in self._phases(now):
+            for phase in alternative:
+                self._enterers[phase](build)
+            if build.work or build.ended:
+                break
+        return build.build(self.kv)
+
+    def _phases(self, now: Now) -> Seqs[Seqs[str]]:
+        phases = self.policies.batching.phases(self.queues, now)
+        if not all(phase in self._enterers for alternative in phases for phase in alternative):
+            raise IllegalDecision("batching", self.policies.batching, f"phases {phases!r}", "orders of running, waiting, swapped")
+        return phases
+
+    # ----------------------------------------------------------------- running
+
+    def _schedule_running(self, build: PlanBuilder) -> None:
+        """Every running group gets its next tokens, in order of entry, while the budget lasts."""
+        kv = self.kv
+        for group in tuple(self.running):
+            if build.budget <= 0:
+                return
+            if group.status != RUNNING or group in build.work:
+                continue  # gave way or ended in this step, or entered in it
+            work = self._work_of(group, build.budget)
+            if not work:
+                continue
+            growth = [(seq, seq.num_computed + n) for seq, n, _ in work]
+            if not kv.covers(growth):
+                while not kv.grow(growth):
+                    if self._make_room(group, build) is group:
+                        break
+            if group.status == RUNNING:
+                build.add(group, work)
+
+    def _work_of(self, group: SequenceGroup, budget: int) -> list[tuple[Sequence, int, int]]:
+        """(sequence, tokens, samples) for each sequence of the group that has something to compute within `budget`."""
+        chunk, limit = self.policies.batching.chunk, self.config.max_num_batched_tokens
+        seqs = group.seqs
+        if len(seqs) == 1 and group.beam is None:
+            seq = seqs[0]
+            missing = len(seq.tokens) - seq.num_computed
+            n = chunk(missing, budget, limit)
+            if n != missing:
+                self._check_chunk(n, missing, budget)
+                return [(seq, n, 0)] if n else []
+            return [(seq, n, 1 if group.is_forked else group.sampling.n)]
+        work = []
+        for seq in seqs:
+            if seq.attach_to is not None or budget <= 0:
+                continue
+            missing = len(seq.tokens) - seq.num_computed
+            n = chunk(missing, budget, limit)
+            self._check_chunk(n, missing, budget)
+            if n:
+                work.append((seq, n, 1 if n == missing else 0))
+                budget -= n
+        if group.beam is not None:
+            work = self._in_step(group, work)
+        if not group.is_forked and group.beam is None:
+            work = [(s, n, group.sampling.n if samples else 0) for s, n, samples in work]
+        return work
+
+    @staticmethod
+    def _in_step(group: SequenceGroup, work: list[tuple[Sequence, int, int]]) -> list[tuple[Sequence, int, int]]:
+        """Beams sample together or not at all: unless all reach their end in this step, each stops one token short."""
+        if sum(samples for _, _, samples in work) == len(group.seqs):
+            return work
+        short = [(s, n - samples, 0) for s, n, samples in work]
+        return [(s, n, 0) for s, n, _ in short if n]
+
+    def _check_chunk(self, n: Any, missing: int, budget: int) -> None:
+        if not isinstance(n, int) or not 0 <= n <= min(missing, budget):
+            raise IllegalDecision("batching", self.policies.batching, f"compute {n!r} of {missing} tokens with a budget of {budget}",
+                                  f"0 to {min(missing, budget)}")  # fmt: skip
+
+    # -------------------------------------------------------------- preemption
+
+    def _make_room(self, group: SequenceGroup, build: PlanBuilder) -> SequenceGroup:
+        """Someone gives way to `group`; returns who left running (`group` itself, when it was chosen or nobody else is there)."""
+        if len(self.running) == 1:
+            self._end_for_capacity(group, build)
+            return group
+        policy = self.policies.preemption
+        candidates = list(self.running)
+        if policy.protect_oldest:
+            candidates.remove(min(candidates, key=lambda g: g.admission_order))
+        victim = policy.victim(tuple(candidates), build.now)
+        if not any(victim is candidate for candidate in candidates):
+            name = getattr(victim, "request_id", victim)
+            protected = " (the oldest is protected)" if policy.protect_oldest else ""
+            raise IllegalDecision("preemption", policy, f"victim {name!r}", f"one of the {len(candidates)} candidates{protected}")
+        self._preempt(victim, build)  # type: ignore[arg-type]
+        return victim  # type: ignore[return-value]
+
+    def _preempt(self, victim: SequenceGroup, build: PlanBuilder) -> None:
+        policy, kv = self.policies.preemption, self.kv
+        view = base.VictimView(victim, victim.num_computed_tokens, kv.num_swap_blocks(victim), kv.cpu_pool.num_available, self.block_bytes)
+        wanted = policy.mode.mode(view, build.now)
+        if wanted not in ("recompute", "swap"):
+            raise IllegalDecision("preemption mode", policy.mode, f"mode {wanted!r}", "'recompute' or 'swap'")
+        build.take_out(victim)
+        num_computed, num_blocks = victim.num_computed_tokens, victim.num_blocks
+        for seq in victim.seqs:
+            build.forget(seq)
+        transfers = kv.swap_out(victim) if wanted == "swap" else None
+        mode = "recompute" if transfers is None else "swap"
+        self.running.remove(victim)
+        victim.num_preemptions += 1
+        if transfers is not None:
+            build.swap_out += transfers
+            victim.status = SWAPPED
+            victim.num_swaps += 1
+            self.swapped.append(victim)
+            self.swapped.sort(key=lambda g: g.admission_order)
+        else:
+            for seq in victim.seqs:
+                kv.release(seq, preempted=True)
+            kv.release_spares(victim)
+            self._plan_reattachment(victim)
+            victim.status = WAITING
+            self.waiting.add_preempted(victim)
+        victim.enter_phase("swapped" if transfers is not None else "preempted", build.now.now_s)
+        build.preempted.append(Preempted(victim.group_id, victim.request_id, mode, wanted, num_computed, num_blocks))
+
+    @staticmethod
+    def _plan_reattachment(group: SequenceGroup) -> None:
+        """A group that comes back shares what its sequences have in common: each joins the earlier one it has most in common with."""
+        for i, seq in enumerate(group.seqs):
+            seq.attach_to, seq.attach_at = None, 0
+            for other in group.seqs[:i]:
+                common = min(common_prefix_len(seq.tokens, other.tokens), len(seq.tokens) - 1)
+                if common > seq.attach_at:
+                    seq.attach_to, seq.attach_at = other, common
+
+    def _end_for_capacity(self, group: SequenceGroup, build: PlanBuilder) -> None:
+        """Alone in the pool and still no room: the group can never grow again."""
+        build.take_out(group)
+        build.ended.append((group.group_id, group.request_id, "kv_capacity"))
+        for seq in group.seqs:
+            build.forget(seq)
+            self.kv.release(seq)
+        self.kv.release_spares(group)
+        self.running.remove(group)
+        group.status = FINISHED
+
+    # ------------------------------------------------------------------- entry
+
+    def _may_enter(self, build: PlanBuilder) -> bool:
+        return build.budget > 0 and not (build.preempted and self.running)
+
+    def _num_running_seqs(self) -> int:
+        return sum(g.num_sequences for g in self.running)
+
+    def _schedule_swapped(self, build: PlanBuilder) -> None:
+        """Swapped groups come back, oldest first, while they are admitted and fit."""
+        while self.swapped and self._may_enter(build):
+            group = self.swapped[0]
+            work = self._work_of(group, build.budget)
+            target = max((s.num_computed + n for s, n, _ in work), default=0)
+            entry = Entry(group, "swapped_in", [], target, self.running, self.kv)
+            growth = [(s, s.num_computed + n) for s, n, _ in work]
+            if not work:
+                return self._block(group, "tokens", build)
+            if self._num_running_seqs() + group.num_sequences > self.config.max_num_seqs:
+                return self._block(group, "max_num_seqs", build)
+            reason = self._admission(entry, build.now)
+            if not reason and not self.kv.can_swap_in(group, self.kv.num_to_grow_swapped(group, growth)):
+                reason = "blocks"
+            transfers = None if reason else self.kv.swap_in(group)
+            if transfers is None:
+                if self.running or build.work:
+                    return self._block(group, reason or "blocks", build)
+                return self._give_up_swap(group, build)
+            grown = self.kv.grow(growth)
+            assert grown, "counted with the entry"
+            self.swapped.pop(0)
+            build.swap_in += transfers
+            self._enter(group, "swapped_in", work, build)
+
+    def _give_up_swap(self, group: SequenceGroup, build: PlanBuilder) -> None:
+        """Nothing runs and the group with its next tokens does not fit: it has outgrown the pool."""
+        self.swapped.remove(group)
+        self.kv.release_swapped(group)
+        group.status = FINISHED
+        build.ended.append((group.group_id, group.request_id, "kv_capacity"))
+
+    def _schedule_waiting(self, build: PlanBuilder) -> None:
+        """Waiting groups enter in order while they are admitted and fit; the first that stays out stops the rest."""
+        while len(self.waiting) and self._may_enter(build):
+            group = self.waiting.head(build.now)
+            assert group is not None
+            if self.swapped:
+                return self._block(group, "swapped", build)
+            if self._num_running_seqs() + group.num_sequences > self.config.max_num_seqs:
+                return self._block(group, "max_num_seqs", build)
+            seq, kind = group.seqs[0], "new" if group.admission_order < 0 else "resumed"
+            # A group that comes back needs a token to compute before it samples: its other sequences branch off there.
+            hits = self.kv.find_prefix(seq, len(seq.tokens) - (1 if len(group.seqs) == 1 else 2))
+            seq.num_computed = len(hits) * self.kv.block_size
+            work = self._work_of(group, build.budget)
+            seq.num_computed = 0
+            if not work:
+                return self._block(group, "tokens", build)
+            num_cached = len(hits) * self.kv.block_size
+            target = num_cached + work[0][1]
+            reason = self._admission(Entry(group, kind, hits, target, self.running, self.kv), build.now)
+            if not reason and self.kv.enter(group, hits, target):
+                self.waiting.pop_head()
+                self._enter(group, kind, work, build, num_cached)
+                continue
+            if self.running:
+                return self._block(group, reason or "blocks", build)
+            self.waiting.pop_head()  # the whole pool is its own, and too small
+            group.status = FINISHED
+            build.ended.append((group.group_id, group.request_id, "kv_capacity"))
+
+    def _admission(self, entry: Entry, now: Now) -> str:
+        """The admission policy's word; nobody is kept out while nothing runs."""
+        if not self.running:
+            return ""
+        reason = self.policies.admission.admits(entry, self.kv.pool, now)
+        if not isinstance(reason, str):
+            raise IllegalDecision("admission", self.policies.admission, f"{reason!r}", "'' to admit, or a word that says why not")
+        return reason
+
+    def _block(self, group: SequenceGroup, by: str, build: PlanBuilder) -> None:
+        build.blocked.append(Blocked(group.group_id, group.request_id, by))
+
+    def _enter(self, group: SequenceGroup, kind: str, work: list[tuple[Sequence, int, int]], build: PlanBuilder,
+               num_cached: int = 0) -> None:  # fmt: skip
+        group.status = RUNNING
+        group.admitted_step = build.now.step
+        if group.admission_order < 0:
+            group.admission_order = self._num_admitted
+            self._num_admitted += 1
+            group.first_scheduled_s = build.now.now_s
+        seq = group.seqs[0]
+        decoding = group.num_output_tokens > 0 and kind == "swapped_in"
+        group.enter_phase("decode" if decoding else "prefill", build.now.now_s)
+        self.running.append(group)
+        cause = {"new": "admit", "resumed": "resume", "swapped_in": "swap_in"}[kind]
+        for member in group.seqs:
+            if member.table is not None:
+                build.starts[member.seq_id] = (member, cause)
+        build.admitted.append(Admitted(group.group_id, group.request_id, kind, len(seq.tokens), num_cached))
+        if kind == "new":
+            group.num_cached_tokens = num_cached
+            group.num_shareable_lost = self.kv.num_shareable_lost(seq, num_cached // self.kv.block_size)
+        build.add(group, work)
+
+    # ------------------------------------------------------------------ leaving
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Take a group out of whichever queue holds it and let go of its blocks (finish, abort)."""
+        if group.status == RUNNING:
+            self.running = [g for g in self.running if g is not group]
+        elif group.status == SWAPPED:
+            self.swapped.remove(group)
+            self.kv.release_swapped(group)
+        elif group.status == WAITING:
+            self.waiting.remove(group)
+        if group.status == RUNNING:
+            for seq in group.seqs:
+                self.let_go(seq)
+            self.kv.release_spares(group)
+        group.status = FINISHED
+
+    def let_go(self, seq: Sequence) -> None:
+        """Free a sequence's blocks; the runner hears of it with the next plan (if it knew the sequence)."""
+        if seq in self.forked:
+            self.forked.remove(seq)
+        elif seq.table is not None:
+            self.released.append(seq.seq_id)
+        self.kv.release(seq)
