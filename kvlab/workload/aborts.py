@@ -7,23 +7,23 @@ from typing import Any
 
 from kvlab.types import Request, UserError, unknown_name
 from kvlab.workload import rng
+from kvlab.workload.distributions import mapping, number
 
 
 class Aborts:
     """`fraction` of the requests get `abort_at_s` = arrival + `after_s` (seconds). Which ones depends on the seed alone."""
 
     def __init__(self, fraction: float, after_s: float) -> None:
-        if not 0 <= fraction <= 1:
+        self.fraction = number("workload.abort.fraction", fraction, 0)
+        if self.fraction > 1:
             raise UserError(f"workload.abort.fraction = {fraction!r} is not allowed: 0 to 1.")
-        if not after_s >= 0:
-            raise UserError(f"workload.abort.after_s = {after_s!r} is not allowed: 0 seconds or more.")
-        self.fraction = fraction
-        self.after_s = after_s
+        self.after_s = number("workload.abort.after_s", after_s, 0)
         self._draw: rng.CounterRandom | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Aborts:
         """From `{fraction: 0.1, after_s: 2.0}`."""
+        mapping("workload.abort", config, "{fraction: 0.1, after_s: 2.0}")
         for key in config:
             if key not in ("fraction", "after_s"):
                 raise unknown_name("key of workload.abort", str(key), ("fraction", "after_s"))

@@ -138,8 +138,8 @@ class Workload(ABC):
         closed = self.loop.closed(record.request_id)
         if closed is None:
             return
-        index, request, may_follow = closed
-        following = self.follow_up(request, record) if may_follow else None
+        index, request = closed
+        following = self.follow_up(request, record) if request is not None else None
         if following is not None:
             self.loop.push(following.arrival_s, index, following)
         else:

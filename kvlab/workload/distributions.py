@@ -71,6 +71,13 @@ def whole(name: str, value: object, minimum: int) -> int:
     return value
 
 
+def mapping(name: str, value: object, example: str) -> Mapping[Any, Any]:
+    """`value` if it is a mapping, or a UserError that shows one."""
+    if not isinstance(value, Mapping):
+        raise UserError(f"{name} = {value!r} is not allowed: a mapping, for example {example}.")
+    return value
+
+
 class Numbers:
     """A distribution of non-negative numbers (lengths in tokens, seconds, turns).
 
@@ -131,7 +138,8 @@ class Arrivals:
 
     def __init__(self, name: str, spec: Mapping[Any, Any] | None, notes: list[str]) -> None:
         """spec: `{kind: poisson, rate: 2}`; None is all_at_once."""
-        self.kind, self.values = parse(name, spec or {"kind": "all_at_once"}, ARRIVAL_KINDS, notes)
+        spec = {"kind": "all_at_once"} if spec is None else mapping(name, spec, "{kind: poisson, rate: 2}")
+        self.kind, self.values = parse(name, spec, ARRIVAL_KINDS, notes)
         for key, value in self.values.items():
             if value <= 0:
                 raise UserError(f"{name}.{key} = {value:g} is not allowed: more than 0.")
@@ -152,6 +160,7 @@ def draw_weighted(name: str, weights: Mapping[Any, float] | None, rng: np.random
     """`count` keys of `{key: weight}` drawn by weight; None for no weights."""
     if not weights:
         return None
+    mapping(name, weights, "{a: 0.5, b: 0.5}")
     keys = list(weights)
     shares = np.array([number(f"{name}[{key!r}]", weights[key], 0) for key in keys])
     if shares.sum() <= 0:

@@ -29,7 +29,7 @@ class Loop:
         self._free_slots: list[float] | None = None if concurrency is None else [0.0] * concurrency
         self._follow_ups: list[tuple[float, int, int, Request]] = []
         self._num_pushed = 0
-        self._in_flight: dict[str, tuple[int, Request, bool]] = {}
+        self._in_flight: dict[str, tuple[int, Request | None]] = {}
         self._num_may_follow = 0
 
     def _next_start_s(self) -> float | None:
@@ -62,17 +62,17 @@ class Loop:
         return due_s, int(self._order[self._next - 1]), None
 
     def opened(self, index: int, request: Request, may_follow: bool) -> None:
-        """A request was handed out."""
+        """A request was handed out. It is kept only where a turn may follow: whoever runs it holds its tokens already."""
         if request.request_id in self._in_flight:
             raise UserError(f"Two requests in flight are called {request.request_id!r}: request ids must be unique.")
-        self._in_flight[request.request_id] = (index, request, may_follow)
+        self._in_flight[request.request_id] = (index, request if may_follow else None)
         self._num_may_follow += may_follow
 
-    def closed(self, request_id: str) -> tuple[int, Request, bool] | None:
-        """A request ended; (conversation, request, whether a turn may follow), or None for a request that is not ours."""
+    def closed(self, request_id: str) -> tuple[int, Request | None] | None:
+        """A request ended; (conversation, the request if a turn may follow), or None for a request that is not ours."""
         entry = self._in_flight.pop(request_id, None)
-        if entry is not None:
-            self._num_may_follow -= entry[2]
+        if entry is not None and entry[1] is not None:
+            self._num_may_follow -= 1
         return entry
 
     def push(self, arrival_s: float, index: int, request: Request) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from kvlab.types import UserError
 from kvlab.workload import rng
 from kvlab.workload.base import WorkloadContext
-from kvlab.workload.distributions import Arrivals, draw_weighted
+from kvlab.workload.distributions import Arrivals, draw_weighted, mapping
 from kvlab.workload.prefix_tree import PrefixTree
 from kvlab.workload.tokens import RandomTokens
 
@@ -34,7 +34,8 @@ class Population:
         self.arrivals_s = Arrivals("workload.arrivals", spec.arrivals, notes).draw(rng.generator(ctx.seed, rng.ARRIVALS), count)
         self.tree = PrefixTree("workload.prefix", spec.prefix or NO_PREFIX)
         self._leaves = self.tree.draw_leaves(rng.generator(ctx.seed, rng.PREFIX_PATH), count)
-        priorities = {_priority(key): weight for key, weight in (spec.priorities or {}).items()}
+        weights = mapping("workload.priorities", spec.priorities or {}, "{0: 0.2, 1: 0.8}")
+        priorities = {_priority(key): weight for key, weight in weights.items()}
         self._priorities = draw_weighted("workload.priorities", priorities, rng.generator(ctx.seed, rng.PRIORITY), count)
         self._tenants = draw_weighted("workload.tenants", spec.tenants, rng.generator(ctx.seed, rng.TENANT), count)
         self._prefix_tokens = RandomTokens(ctx, rng.PREFIX_TOKENS)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.types import UserError, unknown_name
-from kvlab.workload.distributions import number, whole
+from kvlab.workload.distributions import mapping, number, whole
 from kvlab.workload.tokens import RandomTokens
 
 KEYS = ("depth", "branching", "tokens_per_node", "skew")
@@ -25,6 +25,7 @@ class PrefixTree:
 
     def __init__(self, name: str, config: Mapping[Any, Any]) -> None:
         """config: `{depth, branching, tokens_per_node, skew}`, skew optional."""
+        mapping(name, config, "{depth: 2, branching: 4, tokens_per_node: 64}")
         for key in config:
             if key not in KEYS:
                 raise unknown_name(f"key of {name}", str(key), KEYS)

@@ -59,7 +59,7 @@ def parse_line(where: str, line: str) -> PromptLine:
     except ValueError as error:
         raise UserError(f"{where}: broken JSON ({error}).") from error
     if not isinstance(row, dict):
-        raise UserError(f"{where}: a JSON object is expected, for example {{\"prompt\": \"Hello\"}}, not {type(row).__name__}.")
+        raise UserError(f'{where}: a JSON object is expected, for example {{"prompt": "Hello"}}, not {type(row).__name__}.')
     kinds = [kind for kind in CONTENT if kind in row]
     if len(kinds) != 1:
         raise UserError(f"{where}: exactly one of {', '.join(CONTENT)} is needed; there is {' and '.join(kinds) or 'none'}.")

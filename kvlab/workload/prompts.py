@@ -62,8 +62,8 @@ class PromptWorkload(Workload):
         self._limit = None if limit is None else whole("workload.limit", limit, 1)
         self._repeat = whole("workload.repeat", repeat, 1)
         self._arrivals = arrivals
-        self._sampling = dict(sampling or {})
-        sampling_params("workload.sampling", self._sampling)
+        sampling_params("workload.sampling", sampling)
+        self._sampling = sampling
 
     def build(self, ctx: WorkloadContext) -> Sequence[float]:
         """Read, tokenise and check the whole file."""

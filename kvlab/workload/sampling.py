@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from kvlab.types import SamplingParams, UserError, unknown_name
+from kvlab.workload.distributions import mapping
 
 TYPES: dict[str, str] = {f.name: str(f.type) for f in fields(SamplingParams) if f.init}
 """Name -> annotation of every sampling parameter."""
@@ -16,7 +17,7 @@ def sampling_params(where: str, *layers: Mapping[Any, Any] | None) -> SamplingPa
     """SamplingParams of several layers, the later ones winning. UserError (with `where`) for unknown names and wrong values."""
     merged: dict[str, Any] = {}
     for layer in layers:
-        for key, value in (layer or {}).items():
+        for key, value in mapping(where, layer or {}, "{temperature: 0.8, max_tokens: 64}").items():
             if key not in TYPES:
                 raise UserError(f"{where}: {unknown_name('sampling parameter', str(key), TYPES)}")
             merged[str(key)] = _typed(where, str(key), value)
@@ -32,6 +33,7 @@ class LengthSampling:
     def __init__(self, sampling: Mapping[Any, Any] | None, ignore_eos: bool) -> None:
         """sampling: further parameters. UserError for a wrong one, and for max_tokens, which would have no effect."""
         self._layers: tuple[Mapping[Any, Any], ...] = ({"ignore_eos": ignore_eos}, sampling or {})
+        mapping("workload.sampling", self._layers[1], "{temperature: 0.8}")
         if "max_tokens" in self._layers[1]:
             raise UserError("workload.sampling.max_tokens has no effect here: output lengths come from output_len or the trace.")
         min_tokens = self._layers[1].get("min_tokens", 0)

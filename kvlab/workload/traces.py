@@ -112,4 +112,3 @@ def check_and_repair(trace: TraceRows, notes: list[str]) -> Ints:
     if num_early:
         notes.append(f"{trace.path.name}: {num_early} rows arrive before the row above them; the trace was sorted by arrival.")
     return keep[np.argsort(times, kind="stable")]
-
