@@ -15,8 +15,7 @@ import pytest
 from trace_examples import BLOCKS, OUTCOMES, REQUESTS, STATS, plan, request, stats
 
 from kvlab.trace import RecordConfig, Recorder, read_outcomes, read_plans, store
-from kvlab.trace.outcomes import outcome_line, parse_outcome
-from kvlab.types import UserError
+from kvlab.types import Candidate, Outcome, UserError
 
 ALL = RecordConfig(blocks=True, outcomes=True, plans=True)
 
@@ -113,7 +112,7 @@ def test_a_folder_holds_the_same_frames_as_memory(tmp_path, buffer_rows):
             pd.testing.assert_frame_equal(got.drop(columns=measured, errors="ignore"), want)
         disk.close()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "blocks.parquet", "outcomes.jsonl", "plans.jsonl", "requests.parquet", "steps.parquet",
+        "blocks.parquet", "outcomes.parquet", "plans.parquet", "requests.parquet", "steps.parquet",
     ]  # fmt: skip
     assert list(pd.read_parquet(tmp_path / "steps.parquet")["step_ms"]) == [500, 500, 1000]  # readable by pandas alone
 
@@ -148,8 +147,6 @@ def test_only_what_was_asked_for_is_kept(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["requests.parquet"]
     assert len(recorder.steps()) == 0
     assert not recorder.wants_block_events
-    with pytest.raises(UserError, match="run folder"):
-        Recorder(None, RecordConfig(outcomes=True))
 
 
 # ------------------------------------------------------------------ outcomes and plans
@@ -166,33 +163,41 @@ def test_outcomes_and_plans_come_back_exactly(tmp_path):
     assert list(read_plans(tmp_path)) == [plan(step).decisions() for step in range(3)]
 
 
-def test_floats_are_exact():
-    for value in (0.1 + 0.2, 1e-323, -1.7976931348623157e308, np.nextafter(1.0, 2.0).item()):
-        line = outcome_line(plan(0), OUTCOMES[0]._replace(execute_s=value), STATS[0]._replace(end_s=value))
-        assert parse_outcome(line).outcome.execute_s == value
-        assert parse_outcome(line).end_s == value
-
-
-@pytest.mark.parametrize("cut", [1, 20, 60])
-def test_a_killed_run_leaves_readable_outcomes(tmp_path, cut):
+def test_floats_are_exact(tmp_path):
+    values = (0.1 + 0.2, 1e-323, -1.7976931348623157e308, np.nextafter(1.0, 2.0).item())
     with Recorder(tmp_path, ALL) as recorder:
-        feed(recorder)
-    path = tmp_path / "outcomes.jsonl"
-    path.write_bytes(path.read_bytes()[:-cut])
-    steps = [r.outcome.step for r in read_outcomes(path)]
-    assert steps == ([0, 1, 2] if cut == 1 else [0, 1])  # only the line's end is gone, or the last line
+        for step, value in enumerate(values):
+            candidates = {3: (Candidate(1, value), Candidate(2, float("-inf")))}
+            recorder.on_step(plan(0), Outcome(step, (), candidates=candidates, execute_s=value), STATS[0]._replace(end_s=value))
+    back = list(read_outcomes(tmp_path))
+    assert [r.outcome.execute_s for r in back] == list(values)
+    assert [r.end_s for r in back] == list(values)
+    assert [r.outcome.candidates[3][0].logprob for r in back] == list(values)
 
 
-def test_damage_before_the_end_is_an_error_with_the_line(tmp_path):
-    with Recorder(tmp_path, ALL) as recorder:
-        feed(recorder)
-    path = tmp_path / "outcomes.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text(lines[0] + "{oops\n" + lines[2])
-    with pytest.raises(UserError, match=r"outcomes\.jsonl, line 2"):
-        list(read_outcomes(tmp_path))
+@pytest.mark.parametrize("pyarrow", [True, False])
+def test_outcomes_and_plans_of_a_running_or_killed_run_are_readable(tmp_path, monkeypatch, pyarrow):
+    if not pyarrow:
+        monkeypatch.setattr(store, "pq", None)
+    recorder = Recorder(tmp_path, ALL, buffer_rows=1)
+    feed(recorder)  # each step is written by the next one
+    assert [r.outcome for r in read_outcomes(tmp_path)] == list(OUTCOMES[:2])
+    assert [d[0] for d in read_plans(tmp_path)] == [0, 1]
+    recorder.close()
+    assert [r.outcome for r in read_outcomes(tmp_path)] == list(OUTCOMES)
+
+
+def test_outcomes_that_are_missing_or_damaged_are_a_users_error(tmp_path):
     with pytest.raises(UserError, match=r"record\.outcomes=true"):
-        list(read_outcomes(tmp_path / "elsewhere"))
+        list(read_outcomes(tmp_path))
+    with pytest.raises(UserError, match=r"record\.plans=true"):
+        list(read_plans(tmp_path))
+    with Recorder(tmp_path, ALL) as recorder:
+        feed(recorder)
+    path = tmp_path / "outcomes.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"outcomes\.parquet can't be read"):
+        list(read_outcomes(tmp_path))
 
 
 # ------------------------------------------------------------------ disks that refuse, runs that die
@@ -261,7 +266,7 @@ def test_a_killed_process_leaves_what_it_had(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(store.read_table(tmp_path, "steps")["step"]) == list(range(20))
-    assert [r.outcome.step for r in read_outcomes(tmp_path)] == list(range(20))
+    assert [r.outcome.step for r in read_outcomes(tmp_path)] == list(range(24))  # long rows are kept a sixteenth as long
 
 
 def test_damaged_parts_are_noted_and_the_others_read(tmp_path):

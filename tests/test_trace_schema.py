@@ -1,9 +1,11 @@
 """The schema is what the design promises, and the engine's tuples fit it."""
 
-from trace_examples import BLOCKS, REQUESTS, STATS
+from trace_examples import BLOCKS, OUTCOMES, REQUESTS, STATS, plan
 
 from kvlab.trace import schema
 from kvlab.trace.frames import raw_frame, request_row, with_derived
+from kvlab.trace.outcomes import outcome_row
+from kvlab.trace.plans import plan_row
 from kvlab.types import BlockEvent, StepStats
 
 STEP_COLUMNS = [
@@ -40,7 +42,7 @@ def test_schema_follows_the_engines_tuples():
 
 
 def test_every_column_is_described_once():
-    for columns in (*schema.TABLES.values(), schema.OUTCOMES):
+    for columns in schema.TABLES.values():
         assert len({c.name for c in columns}) == len(columns)
         assert all(c.unit and len(c.meaning) > 4 for c in columns)
         assert all(c.unit == {"_s": "s", "_ms": "ms", "_bytes": "bytes"}[s] for c in columns
@@ -51,6 +53,8 @@ def test_frames_have_the_schemas_dtypes_with_and_without_rows():
     steps = [(*s, 0.5, None, None, None, None) for s in STATS]
     rows = {"steps": steps, "requests": [request_row(r) for r in REQUESTS], "blocks": BLOCKS}
     pandas = {"int64": "int64", "int64?": "Int64", "float64": "float64", "str": "str"}
+    rows["outcomes"] = [outcome_row(plan(i), outcome, STATS[i]) for i, outcome in enumerate(OUTCOMES)]
+    rows["plans"] = [plan_row(plan(0))]
     for table, columns in schema.TABLES.items():
         for given in (rows[table], []):
             frame = with_derived(table, raw_frame(table, given))

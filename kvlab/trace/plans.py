@@ -1,4 +1,4 @@
-"""What was decided in each step, kept to compare two runs: `plans.jsonl`, one line a step holding `Plan.decisions()`."""
+"""What was decided in each step, kept to compare two runs: the table `plans`, one row a step holding `Plan.decisions()`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvlab.trace.outcomes import read_lines
+from kvlab.trace.store import iter_rows
 from kvlab.types import Plan, UserError
 
-PLANS_FILE = "plans.jsonl"
+
+def plan_row(plan: Plan) -> tuple[int, str]:
+    """A plan's decisions in the order of `schema.PLANS`."""
+    return plan.step, json.dumps(plan.decisions(), separators=(",", ":"))
 
 
-def plan_line(plan: Plan) -> str:
-    """A plan's decisions as one line of JSON."""
-    return json.dumps(plan.decisions(), separators=(",", ":")) + "\n"
+def read_plans(folder: Path | str) -> Iterator[tuple[Any, ...]]:
+    """The decisions of each step of a run: nested tuples, equal to what `plan.decisions()` gave.
 
-
-def read_plans(path: Path) -> Iterator[tuple[Any, ...]]:
-    """The decisions of each step: nested tuples, equal to what `plan.decisions()` gave. A cut-off last line is left out."""
-    path = Path(path)
-    path = path / PLANS_FILE if path.is_dir() else path
-    if not path.exists():
-        raise UserError(f"{path} does not exist: the run kept no plans. Record them with record.plans=true.")
-    for _, value in read_lines(path, lambda line: _tuples(json.loads(line))):
-        yield value
+    Raises UserError when the run kept none, or a file of them is damaged.
+    """
+    empty = True
+    for _, decisions in iter_rows(Path(folder), "plans"):
+        empty = False
+        yield _tuples(json.loads(decisions))
+    if empty:
+        raise UserError(f"{folder} holds no plans. Record the run again with record.plans=true.")
 
 
 def _tuples(value: Any) -> Any:

@@ -8,26 +8,31 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import pandas as pd
 
 from kvlab.trace import store
 from kvlab.trace.frames import raw_frame, request_row, with_derived
-from kvlab.trace.outcomes import OUTCOMES_FILE, outcome_line
-from kvlab.trace.plans import PLANS_FILE, plan_line
+from kvlab.trace.outcomes import outcome_row
+from kvlab.trace.plans import plan_row
+from kvlab.trace.schema import TABLES
 from kvlab.types import BlockEvent, Outcome, Plan, RequestRecord, StepStats, UserError
+
+LONG_ROWS = ("outcomes", "plans")
+LONG_ROW = 16
+"""Rows of these tables hold a number or more for every running sequence: the buffer takes a sixteenth as many."""
 
 DEVICE_SAMPLE_S = 0.05  # torch's memory statistics take tens of microseconds to read: sampled, not read each step
 
 
 @dataclass(frozen=True, slots=True)
 class RecordConfig:
-    """What to keep. `outcomes` is what `runner=recorded` replays; `plans` is for comparing decisions; both need a run folder."""
+    """What to keep. `outcomes` is what `runner=recorded` replays, `plans` is for comparing decisions."""
 
     steps: bool = True
     requests: bool = True
@@ -58,7 +63,7 @@ class Recorder:
         buffer_rows, buffer_s: rows and seconds kept in memory between two writes; seconds grow to 1 % of the run's length.
 
     Raises UserError, naming the path, when the disk refuses; what was recorded before stays readable. Use as a context manager,
-    or call `close()`: it turns the part files into `steps.parquet`, `requests.parquet` and `blocks.parquet`.
+    or call `close()`: it turns the part files into one file a table (`steps.parquet`, `requests.parquet` ...).
     """
 
     def __init__(
@@ -70,14 +75,12 @@ class Recorder:
         buffer_rows: int = 4096,
         buffer_s: float = 2.0,
     ) -> None:
-        if folder is None and (record.outcomes or record.plans):
-            raise UserError("Recording outcomes or plans needs a run folder. Give one, or leave outcomes and plans off.")
         self.folder = folder
         self.record = record
         self._memory = memory
-        self._buffer_rows = buffer_rows
         self._buffer_s = buffer_s
-        self._rows: dict[str, list[Sequence[Any]]] = {t: [] for t in ("steps", "requests", "blocks") if getattr(record, t)}
+        self._rows: dict[str, list[Sequence[Any]]] = {t: [] for t in TABLES if getattr(record, t)}
+        self._limits = {t: max(1, buffer_rows // LONG_ROW) if t in LONG_ROWS else buffer_rows for t in self._rows}
         self._num_parts = dict.fromkeys(self._rows, 0)
         self._statm = _statm(os.getpid())
         self._page_bytes = os.sysconf("SC_PAGE_SIZE") if self._statm is not None else 0
@@ -85,14 +88,13 @@ class Recorder:
         self._device_s = float("-inf")
         self._kv_bytes = memory.kv_bytes_allocated if memory is not None else None
         self._owed_s = 0.0
-        self._lines: dict[str, IO[str]] = {}
         self._closed = False
         self._started_s = self._flushed_s = time.perf_counter()
         if folder is not None:
             self._prepare(folder)
 
     def _prepare(self, folder: Path) -> None:
-        """Make the folder for parts and open the line files; fails here if the folder can't be written or holds another run."""
+        """Make the folder for parts; fails here if the folder can't be written, or holds another run."""
         if any(folder.glob(f"{store.PARTS}/*-*")) or any((folder / f"{t}{store.suffix()}").exists() for t in self._rows):
             raise UserError(f"{folder} holds the records of another run. Choose another run folder, or remove them.")
         try:
@@ -103,9 +105,6 @@ class Recorder:
         with store.atomic(probe) as file:
             file.write(bytes(1 << 16))
         probe.unlink()
-        for name, wanted in ((OUTCOMES_FILE, self.record.outcomes), (PLANS_FILE, self.record.plans)):
-            if wanted:
-                self._lines[name] = open(folder / name, "w", encoding="utf-8", buffering=1 << 18)  # noqa: SIM115 - closed by close()
 
     # ------------------------------------------------------------- listening
 
@@ -119,8 +118,10 @@ class Recorder:
         start = time.perf_counter()
         if self.folder is not None:
             self._flush_if_due(start)
-            if self._lines:
-                self._write_lines(plan, outcome, stats)
+        if self.record.outcomes:
+            self._rows["outcomes"].append(outcome_row(plan, outcome, stats))
+        if self.record.plans:
+            self._rows["plans"].append(plan_row(plan))
         rows = self._rows.get("steps")
         if rows is None:
             return
@@ -150,41 +151,35 @@ class Recorder:
         measured = self._memory.device_memory()
         self._device = (None, None) if measured is None else (measured[0], measured[1])
 
-    def _write_lines(self, plan: Plan, outcome: Outcome, stats: StepStats) -> None:
-        try:
-            if OUTCOMES_FILE in self._lines:
-                self._lines[OUTCOMES_FILE].write(outcome_line(plan, outcome, stats))
-            if PLANS_FILE in self._lines:
-                self._lines[PLANS_FILE].write(plan_line(plan))
-        except OSError as error:
-            self._give_up(error)
-
     # --------------------------------------------------------------- writing
 
     def _flush_if_due(self, now: float) -> None:
         wait_s = max(self._buffer_s, 0.01 * (now - self._started_s))
-        if now - self._flushed_s > wait_s or any(len(rows) >= self._buffer_rows for rows in self._rows.values()):
+        if now - self._flushed_s > wait_s:
             self.flush()
+            return
+        full = [table for table, rows in self._rows.items() if len(rows) >= self._limits[table]]
+        if full:
+            self._write(full)
 
     def flush(self) -> None:
         """Write buffered rows to the folder and drop them from memory. Does nothing without a folder."""
+        self._flushed_s = time.perf_counter()
+        self._write(self._rows)
+
+    def _write(self, tables: Iterable[str]) -> None:
         if self.folder is None or self._closed:
             return
-        self._flushed_s = time.perf_counter()
-        for table, rows in self._rows.items():
+        for table in tables:
+            rows = self._rows[table]
             if rows:
                 try:
                     store.write_part(self.folder, table, self._num_parts[table] + 1, rows)
                 except UserError:
-                    self._abandon()
+                    self._closed = True  # a disk that refused will refuse again
                     raise
                 self._num_parts[table] += 1
                 rows.clear()
-        try:
-            for file in self._lines.values():
-                file.flush()
-        except OSError as error:
-            self._give_up(error)
 
     def close(self) -> None:
         """Write what is left and merge the parts into one file a table. Does nothing when called again, or after a disk error."""
@@ -196,21 +191,7 @@ class Recorder:
                 store.merge_parts(self.folder, table)
             with suppress(OSError):  # not empty: a part that could not be read is kept
                 (self.folder / store.PARTS).rmdir()
-        self._abandon()
-
-    def _give_up(self, error: OSError) -> None:
-        """A line file can't be written: stop recording and say so."""
-        assert self.folder is not None
-        self._abandon()
-        raise store.disk_error(self.folder / OUTCOMES_FILE, error) from error
-
-    def _abandon(self) -> None:
-        """Close what is open. Parts and lines written so far stay as they are."""
         self._closed = True
-        for file in self._lines.values():
-            with suppress(OSError):
-                file.close()
-        self._lines.clear()
 
     def __enter__(self) -> Recorder:
         return self

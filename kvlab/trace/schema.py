@@ -39,9 +39,9 @@ STEPS_RAW = _rows(
     num_waiting_reqs | int64 | requests | arrived and not running, preempted by recompute included
     num_swapped_reqs | int64 | requests | swapped out to the cpu tier
     num_running_seqs | int64 | sequences | sequences of the running requests (n > 1 and beams count each)
-    num_ctx_tokens | int64 | tokens | computed in prefill in this step
-    num_generation_tokens | int64 | tokens | computed in decode in this step
-    num_prompt_tokens_computed | int64 | tokens | prompt tokens computed for the first time (not cached, not recomputed)
+    num_ctx_tokens | int64 | tokens | context of the running sequences: tokens whose KV is in the pool
+    num_generation_tokens | int64 | tokens | computed past the prompt (decode) in this step
+    num_prompt_tokens_computed | int64 | tokens | prompt tokens computed in this step, recomputed ones included, cached ones not
     num_output_tokens | int64 | tokens | accepted as output in this step, all sequences
     kv_blocks_total | int64 | blocks | gpu tier: blocks in the pool = used + evictable + free
     kv_blocks_used | int64 | blocks | gpu tier: held by some block table (reference count > 0)
@@ -102,7 +102,7 @@ REQUESTS_RAW = _rows(
     num_output_tokens | int64 | tokens | output tokens of all its sequences
     num_cached_tokens | int64 | tokens | prompt tokens taken from the prefix cache at its first admission
     num_computed_tokens | int64 | tokens | tokens computed for it, recomputed ones included
-    num_wasted_tokens | int64 | tokens | computed and thrown away: by preemption, dropped beams, or a finish seen one step late
+    num_wasted_tokens | int64 | tokens | computed again because a preemption had thrown them away
     num_shareable_tokens_lost | int64 | tokens | cached tokens it shared but could not use because only full blocks are shared
     num_preemptions | int64 | - | times it gave way
     num_swaps | int64 | - | of these, by swap
@@ -151,24 +151,34 @@ BLOCKS = _rows(
 
 OUTCOMES = _rows(
     """
-    step | int64 | - | number of the step
+    step | int64 | - | 0-based number of the step
     now_s | float64 | s | engine's clock when its decisions were made
     end_s | float64 | s | engine's clock after its commit
     execute_s | float64 | s | the runner's time
     seq_ids | list<int64> | - | the scheduled sequences, in the plan's order
     num_new_tokens | list<int64> | tokens | computed for each of them
     tokens | list<list<int64>> | - | tokens accepted by each of them
-    forks | dict | - | seq_id: first tokens of its further samples
-    candidates | dict | - | seq_id: (token_id, logprob) continuations offered to beam search
-    logprobs | dict | - | seq_id: (logprob, top_ids, top_logprobs) of each accepted token, then of each fork
+    forks | str | - | JSON, seq_id: first tokens of its further samples
+    candidates | str | - | JSON, seq_id: (token_id, logprob) continuations offered to beam search
+    logprobs | str | - | JSON, seq_id: (logprob, top_ids, top_logprobs) of each accepted token, then of each fork
+    """,
+    RAW,
+)
+
+PLANS = _rows(
+    """
+    step | int64 | - | 0-based number of the step
+    decisions | str | - | JSON of Plan.decisions()
     """,
     RAW,
 )
 
 STEPS = (*STEPS_RAW, *STEPS_MEASURED, *STEPS_DERIVED)
 REQUESTS = (*REQUESTS_RAW, *REQUESTS_DERIVED)
-TABLES: dict[str, tuple[Column, ...]] = {"steps": STEPS, "requests": REQUESTS, "blocks": BLOCKS}
-"""The tables kept as frames, by the stem of their file in a run folder."""
+TABLES: dict[str, tuple[Column, ...]] = {
+    "steps": STEPS, "requests": REQUESTS, "blocks": BLOCKS, "outcomes": OUTCOMES, "plans": PLANS,
+}  # fmt: skip
+"""The tables of a run folder, by the stem of their file."""
 
 
 def recorded(table: str) -> tuple[Column, ...]:
