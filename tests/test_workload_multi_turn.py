@@ -76,6 +76,7 @@ def test_a_conversation_ends_with_a_turn_that_was_not_answered(reason: str, outp
     workload.on_finish(record(first, 1.0, output, reason))
     assert workload.exhausted
     assert (workload.num_requests, workload.num_early_ends) == (1, 1)
+    assert workload.notes == ["1 of 1 conversations ended early: a turn was not answered, or max_model_len was reached."]
 
 
 def test_a_conversation_ends_before_it_outgrows_the_model() -> None:

@@ -11,7 +11,7 @@ import pytest
 from workload_helpers import all_due, context, serve
 
 from kvlab.types import UserError
-from kvlab.workload import SyntheticWorkload
+from kvlab.workload import SyntheticWorkload, WorkloadContext
 from kvlab.workload.distributions import Arrivals, Numbers
 from kvlab.workload.rng import generator
 
@@ -137,13 +137,11 @@ def test_random_prompts_use_the_whole_vocabulary_but_no_special_id() -> None:
 
 def test_a_tokenizers_bos_and_eos_are_special() -> None:
     class Names:
-        vocab_size, bos_token_id, eos_token_ids = 8, 2, (0, 1)
-
-    from kvlab.workload import WorkloadContext
+        vocab_size, bos_token_id, eos_token_ids, special_ids = 8, 2, (0, 1), (0, 6)
 
     ctx = WorkloadContext(Names(), 8, 1000, 0, special_ids=(7,))  # type: ignore[arg-type]
-    assert ctx.reserved_ids == (0, 1, 2, 7)
-    assert {t for r in all_due(SyntheticWorkload(20, 20, 1), ctx) for t in r.prompt_token_ids} == {3, 4, 5, 6}
+    assert ctx.reserved_ids == (0, 1, 2, 6, 7)
+    assert {t for r in all_due(SyntheticWorkload(20, 20, 1), ctx) for t in r.prompt_token_ids} == {3, 4, 5}
 
 
 def test_priorities_and_tenants_are_drawn_by_weight() -> None:

@@ -52,10 +52,11 @@ class WorkloadContext:
 
     @property
     def reserved_ids(self) -> tuple[int, ...]:
-        """`special_ids` with the tokenizer's BOS and EOS, ascending, those of the vocabulary only."""
+        """`special_ids` with those of the tokenizer (its BOS, EOS and, where it names them, `special_ids`), ascending."""
         bos: int | None = getattr(self.tokenizer, "bos_token_id", None)
         eos: Sequence[int] = getattr(self.tokenizer, "eos_token_ids", ())
-        ids = {*self.special_ids, *eos} | ({bos} if bos is not None else set())
+        special: Sequence[int] = getattr(self.tokenizer, "special_ids", ())
+        ids = {*self.special_ids, *special, *eos} | ({bos} if bos is not None else set())
         return tuple(sorted(i for i in ids if 0 <= i < self.vocab_size))
 
 

@@ -106,13 +106,23 @@ class MultiTurnWorkload(Workload):
         answer = record.outputs[0][0] if record.outputs else ()
         num_tokens = len(request.prompt_token_ids) + len(answer) + int(self._turn_lens[row])
         if record.finish_reason not in ANSWERED or not answer or num_tokens >= self._max_model_len:
-            self._num_requests -= int(self._turns[index]) - turn
-            self.num_early_ends += 1
+            self._ended_early(int(self._turns[index]) - turn)
             return None
         new = self._new_tokens.tokens(row, int(self._turn_lens[row]))
         following = self._turn(index, turn, [*request.prompt_token_ids, *answer, *new])
         following.arrival_s = record.finish_s + float(self._pauses_s[row])
         return following
+
+    def _ended_early(self, num_turns_lost: int) -> None:
+        """Count it, and keep one note that says how many there are."""
+        self._num_requests -= num_turns_lost
+        self.num_early_ends += 1
+        if self.num_early_ends == 1:
+            self._note_at = len(self.notes)
+            self.notes.append("")
+        self.notes[self._note_at] = (
+            f"{self.num_early_ends} of {self._count} conversations ended early: a turn was not answered, or max_model_len was reached."
+        )
 
     @property
     def num_requests(self) -> int | None:
