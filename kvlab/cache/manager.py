@@ -12,35 +12,12 @@ Every question "would it fit" is asked before anything is taken; failure is a va
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from kvlab.cache.pool import BlockPool, CachedBlock
 from kvlab.cache.shareable import ShareableIndex
-from kvlab.policies.base import CompressionPolicy, EvictionPolicy, LayoutPolicy, PrefixCachePolicy
+from kvlab.cache.table import BlockTable, Group, Seq, Work
+from kvlab.policies.base import CompressionPolicy, EvictionPolicy, FreeView, LayoutPolicy, PrefixCachePolicy
 from kvlab.types import BlockCopy, BlockTransfer, Now
-
-if TYPE_CHECKING:
-    from kvlab.engine.sequence import Sequence as Seq
-    from kvlab.engine.sequence import SequenceGroup
-
-Work = list[tuple["Seq", int]]
-"""(sequence, tokens its table must cover)."""
-
-
-class BlockTable:
-    """Blocks of one sequence. `num_full`: blocks (from the sequence's start) already offered for publication; `capacity`: position
-    of the first token without a slot; `tail_shared`: a fork may share the block written next; `num_sent`: blocks the runner knows
-    (-1: it must get the whole row)."""
-
-    __slots__ = ("block_ids", "capacity", "num_dropped_blocks", "num_full", "num_sent", "tail_shared")
-
-    def __init__(self, block_ids: list[int], block_size: int, num_dropped_blocks: int = 0) -> None:
-        self.block_ids = block_ids
-        self.num_dropped_blocks = num_dropped_blocks
-        self.capacity = (num_dropped_blocks + len(block_ids)) * block_size
-        self.num_full = 0
-        self.tail_shared = False
-        self.num_sent = -1
 
 
 class KVCacheManager:
@@ -122,7 +99,7 @@ class KVCacheManager:
         self._extend_keys(seq, full)
         for i in range(max(table.num_full, table.num_dropped_blocks), full):
             parent = seq.keys[i - 1] if i else None
-            fresh = self.pool.blocks[table.block_ids[i - table.num_dropped_blocks]].content is None
+            fresh = self.pool.blocks[table.block_ids[i - table.num_dropped_blocks]].content == b""
             if fresh and self.pool.publish(table.block_ids[i - table.num_dropped_blocks], seq.keys[i], parent, i) and self.shareable:
                 tokens = tuple(seq.tokens[i * self.block_size : (i + 1) * self.block_size])
                 self.shareable.add(seq.keys[i], parent or self._root(seq), tokens)
@@ -141,7 +118,7 @@ class KVCacheManager:
         blocks = self.pool.blocks
         return self.pool.num_available - sum(1 for b in hits if blocks[b].ref_count == 0)
 
-    def can_enter(self, group: SequenceGroup, hits: list[int], num_tokens: int) -> bool:
+    def can_enter(self, group: Group, hits: list[int], num_tokens: int) -> bool:
         """Whether `enter` would succeed."""
         if self.layout.shares_blocks:
             return self.num_blocks_for(num_tokens) - len(hits) <= self.num_available(hits)
@@ -150,7 +127,7 @@ class KVCacheManager:
             return False
         return group.num_sequences == 1 or self.pool.free.count_runs(size) >= group.num_sequences
 
-    def enter(self, group: SequenceGroup, hits: list[int], num_tokens: int) -> bool:
+    def enter(self, group: Group, hits: list[int], num_tokens: int) -> bool:
         """Give the group's first sequence a table that begins with `hits` and covers `num_tokens`. False: no room, nothing changed."""
         if not self.can_enter(group, hits, num_tokens):
             return False
@@ -182,16 +159,7 @@ class KVCacheManager:
         block_id = table.block_ids[i]
         return block_id if self.pool.blocks[block_id].ref_count - gone.get(block_id, 0) > 1 else -1
 
-    @staticmethod
-    def covers(work: Work) -> bool:
-        """Whether the tables cover their tokens as they are, and nothing to be written is shared."""
-        for seq, num_tokens in work:
-            table = seq.table
-            if num_tokens > table.capacity or table.tail_shared:  # type: ignore[union-attr]
-                return False
-        return True
-
-    def num_to_grow_swapped(self, group: SequenceGroup, work: Work) -> int:
+    def num_to_grow_swapped(self, group: Group, work: Work) -> int:
         """What `num_to_grow` will say once the swapped group is back."""
         if not self.layout.shares_blocks:
             return 0
@@ -267,7 +235,8 @@ class KVCacheManager:
     def fork(self, parent: Seq, child: Seq, num_tokens: int) -> None:
         """`child` takes over the first `num_tokens` computed tokens of `parent`: shared blocks, or a copy where layouts can't share."""
         source = parent.table
-        assert source is not None and num_tokens <= parent.num_computed
+        assert source is not None
+        assert num_tokens <= parent.num_computed
         kept = self.num_blocks_for(num_tokens) - source.num_dropped_blocks
         shared = source.block_ids[:kept]
         if self.layout.shares_blocks:
@@ -296,11 +265,11 @@ class KVCacheManager:
             seq.table = None
         seq.num_computed = 0
 
-    def spare_regions(self, group: SequenceGroup) -> list[list[int]]:
+    def spare_regions(self, group: Group) -> list[list[int]]:
         """Regions kept for forks of a group."""
         return self._spare_regions.get(group.group_id, [])
 
-    def release_spares(self, group: SequenceGroup) -> None:
+    def release_spares(self, group: Group) -> None:
         """Give back regions that were kept for forks of a group that has left."""
         for region in self._spare_regions.pop(group.group_id, []):
             self.pool.release(reversed(region))
@@ -319,7 +288,7 @@ class KVCacheManager:
 
     # ------------------------------------------------------------------- swap
 
-    def _filled_blocks(self, seqs: list[Seq]) -> dict[int, int]:
+    def _filled_blocks(self, seqs: Sequence[Seq]) -> dict[int, int]:
         """Distinct blocks that hold computed tokens -> filled slots, in table order."""
         filled: dict[int, int] = {}
         for seq in seqs:
@@ -330,11 +299,11 @@ class KVCacheManager:
                 filled[block_id] = max(filled.get(block_id, 0), min(self.block_size, slots - i * self.block_size))
         return filled
 
-    def num_swap_blocks(self, group: SequenceGroup) -> int:
+    def num_swap_blocks(self, group: Group) -> int:
         """Blocks that swapping the group out would move (a shared block once)."""
         return len(self._filled_blocks(group.seqs))
 
-    def swap_out(self, group: SequenceGroup) -> tuple[BlockTransfer, ...] | None:
+    def swap_out(self, group: Group) -> tuple[BlockTransfer, ...] | None:
         """Move the group's filled blocks to the cpu tier; None, and nothing changed, when there is no room."""
         filled = self._filled_blocks(group.seqs)
         cpu_ids = self.cpu_pool.allocate(len(filled))
@@ -356,17 +325,17 @@ class KVCacheManager:
         self.release_spares(group)
         return transfers
 
-    def swapped_block_ids(self, group: SequenceGroup) -> list[int]:
+    def swapped_block_ids(self, group: Group) -> list[int]:
         """Distinct cpu blocks of a swapped group, in table order."""
         return list(dict.fromkeys(b for seq in group.seqs if seq.table is not None for b in seq.table.block_ids))
 
-    def can_swap_in(self, group: SequenceGroup, extra_blocks: int) -> bool:
+    def can_swap_in(self, group: Group, extra_blocks: int) -> bool:
         """Whether the group's blocks and `extra_blocks` for its next tokens fit."""
         if self.layout.shares_blocks:
             return len(self.swapped_block_ids(group)) + extra_blocks <= self.pool.num_available
         return self.can_enter(group, [], group.seqs[0].num_computed)
 
-    def swap_in(self, group: SequenceGroup) -> tuple[BlockTransfer, ...] | None:
+    def swap_in(self, group: Group) -> tuple[BlockTransfer, ...] | None:
         """Bring a swapped group back; None, and nothing changed, when it does not fit."""
         if not self.can_swap_in(group, 0):
             return None
@@ -391,9 +360,9 @@ class KVCacheManager:
         self.cpu_pool.release(reversed(cpu_ids))
         return transfers
 
-    def _swap_in_regions(self, group: SequenceGroup) -> tuple[BlockTransfer, ...] | None:
+    def _swap_in_regions(self, group: Group) -> tuple[BlockTransfer, ...] | None:
         filled = self._filled_blocks(group.seqs)
-        regions = []
+        regions: list[list[int]] = []
         for _ in range(group.num_sequences):
             region = self.pool.allocate(self.region_blocks(group.seqs[0], group.seqs[0].num_computed))
             if region is None:
@@ -412,7 +381,7 @@ class KVCacheManager:
             self._spare_regions[group.group_id] = regions
         return tuple(transfers)
 
-    def release_swapped(self, group: SequenceGroup) -> None:
+    def release_swapped(self, group: Group) -> None:
         """Let go of a swapped group's cpu blocks (abort)."""
         self.cpu_pool.release(reversed(self.swapped_block_ids(group)))
         for seq in group.seqs:
@@ -423,6 +392,6 @@ class KVCacheManager:
 class _AnyPlace(LayoutPolicy):
     """Swap space needs no layout: lowest free ids."""
 
-    def place(self, num_blocks: int, free: object) -> list[int] | None:
+    def place(self, num_blocks: int, free: FreeView) -> list[int] | None:
         """Lowest ids."""
-        return free.lowest(num_blocks)  # type: ignore[attr-defined, no-any-return]
+        return free.lowest(num_blocks)

@@ -17,7 +17,7 @@ from kvlab.types import IllegalDecision, Now
 
 
 class CachedBlock:
-    """One physical block's record; what policies see as `BlockView`. `content` is None while it is not published."""
+    """One physical block's record; what policies see as `BlockView`. `content` is empty while it is not published."""
 
     __slots__ = ("block_id", "content", "counted_tick", "depth", "inserted_s", "inserted_tick", "num_hits", "num_tokens", "parent",
                  "ref_count", "used_s", "used_tick")  # fmt: skip
@@ -26,7 +26,7 @@ class CachedBlock:
         self.block_id = block_id
         self.num_tokens = num_tokens
         self.ref_count = 0
-        self.content: bytes | None = None
+        self.content = b""
         self.parent: bytes | None = None
         self.depth = 0
         self.num_hits = 0
@@ -191,7 +191,7 @@ class BlockPool:
             block.ref_count -= 1
             if block.ref_count:
                 continue
-            if block.content is None:
+            if not block.content:
                 self.free.give(block_id)
                 if self.on_event:
                     self.on_event("free", self.tier, block)
@@ -211,7 +211,8 @@ class BlockPool:
             return False
         assert self.eviction is not None
         block = self.blocks[block_id]
-        assert block.content is None and block.ref_count > 0
+        assert not block.content
+        assert block.ref_count > 0
         self.tick += 1
         block.content, block.parent, block.depth, block.num_hits = content, parent, depth, 0
         block.inserted_tick = block.counted_tick = block.used_tick = self.tick
@@ -226,7 +227,7 @@ class BlockPool:
         assert self.eviction is not None
         block_id = self.eviction.victim(self.now)
         block = self.blocks[block_id] if isinstance(block_id, int) and 0 <= block_id < self.num_blocks else None
-        if block is None or block.content is None or block.ref_count:
+        if block is None or not block.content or block.ref_count:
             state = "no block of the pool" if block is None else ("held" if block.ref_count else "not cached")
             raise IllegalDecision("eviction", self.eviction, f"evict block {block_id!r}, which is {state}",
                                   f"one of the {self.num_evictable} cached blocks that no table holds")  # fmt: skip
@@ -234,14 +235,15 @@ class BlockPool:
         self.num_evicted += 1
 
     def _forget(self, block: CachedBlock) -> None:
-        assert self.eviction is not None and block.content is not None
+        assert self.eviction is not None
+        assert block.content
         self.eviction.evict(block, self.now)
         if self.on_event:
             self.on_event("evict", self.tier, block)
         if self.on_forget:
             self.on_forget(block.content)
         del self.by_content[block.content]
-        block.content = block.parent = None
+        block.content, block.parent = b"", None
         self.num_evictable -= 1
         self.free.give(block.block_id)
 

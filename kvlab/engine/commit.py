@@ -50,21 +50,36 @@ class Committer:
         drops = self.kv.compression.attention_window is not None or not self.kv.compression.lossless
         beams: dict[SequenceGroup, dict[int, tuple[Candidate, ...]]] = {}
         computed: list[Sequence] = []
+        num_generation = num_output = 0  # of the common case; the others count by themselves
         for scheduled, tokens in zip(plan.scheduled, outcome.tokens, strict=True):
             seq = sequences[scheduled.seq_id]
             group = seq.group
-            end = scheduled.first_position + scheduled.num_new_tokens
+            first = scheduled.first_position
+            end = first + scheduled.num_new_tokens
             seq.num_computed = end
-            self._count(seq, scheduled.first_position, end, counts)
+            if first >= seq.num_highest and first >= seq.num_prompt:
+                num_generation += end - first
+                group.num_computed_total += end - first
+                seq.num_highest = end
+            else:
+                self._count(seq, first, end, counts)
             if publishes and end // size > seq.table.num_full:  # type: ignore[union-attr]
                 self.kv.publish(seq)
-            if group.beam is not None:
-                if scheduled.num_samples:
+            if scheduled.num_samples:
+                if group.is_plain and group.phase == "decode" and tokens[0] not in group.end_ids:
+                    seq.tokens.append(tokens[0])
+                    seq.token_times.append(end_s)
+                    num_output += 1
+                    if len(seq.tokens) - seq.num_prompt >= group.max_output:
+                        self.finish(seq, "length", end_s)
+                elif group.beam is not None:
                     beams.setdefault(group, {})[seq.seq_id] = outcome.candidates[seq.seq_id]
-            elif scheduled.num_samples:
-                self._accept(seq, tokens, outcome, end_s, counts)
-            if drops or not group.is_forked or len(group.seqs) > 1:
+                else:
+                    self._accept(seq, tokens, outcome, end_s, counts)
+            if drops or not group.is_plain:
                 computed.append(seq)
+        counts.generation += num_generation
+        counts.output += num_output
         self._attach(computed)
         for group, candidates in beams.items():
             self._advance_beams(group, candidates, end_s, counts)

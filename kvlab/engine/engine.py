@@ -137,7 +137,7 @@ class Engine:
         if need > config.num_blocks:
             fits = f"The longest prompt that fits is {min(longest, config.max_model_len - 1)} tokens" if layout.shares_blocks else (
                 f"{num_seqs} sequences need a region each")  # fmt: skip
-            raise RequestTooLong(f"{name} can never fit: {num_prompt} prompt tokens need {need} blocks of {config.block_size}, the pool has "
+            raise RequestTooLong(f"{name} can never fit: {num_prompt} prompt tokens need {need} blocks of {config.block_size}, there are "
                                  f"{config.num_blocks}. {fits}; or raise num_blocks.")  # fmt: skip
 
     def add_request(self, request: Request) -> None:
@@ -213,7 +213,7 @@ class Engine:
         now = Now(self._step, self.clock.now() if now_s is None else now_s)
         start = time.perf_counter()
         plan = self.scheduler.schedule(now)
-        for group_id, request_id, reason in plan.ended:
+        for _, request_id, reason in plan.ended:
             self._end_by_scheduler(self.groups[request_id], reason, now.now_s)
         if not plan.scheduled and not plan.ended and not plan.preempted and self.has_work:
             self._refuse_to_stall(plan)
@@ -275,7 +275,6 @@ class Engine:
     # ------------------------------------------------------------------ events
 
     def _on_block(self, kind: str, tier: str, block: CachedBlock) -> None:
-        content = "" if block.content is None else block.content.hex()
-        event = BlockEvent(self._step, kind, tier, block.block_id, block.ref_count, content, self._cause)
+        event = BlockEvent(self._step, kind, tier, block.block_id, block.ref_count, block.content.hex(), self._cause)
         for listener in self._block_listeners:
             listener.on_block(event)

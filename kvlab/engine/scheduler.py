@@ -13,12 +13,12 @@ from collections.abc import Sequence as Seqs
 from typing import Any
 
 from kvlab.cache.manager import KVCacheManager
+from kvlab.cache.shareable import common_prefix_len
 from kvlab.engine.config import EngineConfig, PolicySet
 from kvlab.engine.entry import Entry
 from kvlab.engine.plan_builder import PlanBuilder
 from kvlab.engine.queue import WaitingQueue
 from kvlab.engine.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Sequence, SequenceGroup
-from kvlab.cache.shareable import common_prefix_len
 from kvlab.policies import base
 from kvlab.types import Admitted, Blocked, IllegalDecision, Now, Plan, Preempted
 
@@ -98,22 +98,35 @@ class Scheduler:
 
     def _schedule_running(self, build: PlanBuilder) -> None:
         """Every running group gets its next tokens, in order of entry, while the budget lasts."""
-        kv = self.kv
+        chunk, limit = self.policies.batching.chunk, self.config.max_num_batched_tokens
+        scheduled = build.work
         for group in tuple(self.running):
-            if build.budget <= 0:
+            budget = build.budget
+            if budget <= 0:
                 return
-            if group.status != RUNNING or group in build.work:
+            if group.status is not RUNNING or group in scheduled:
                 continue  # gave way or ended in this step, or entered in it
-            work = self._work_of(group, build.budget)
-            if not work:
-                continue
-            growth = [(seq, seq.num_computed + n) for seq, n, _ in work]
-            if not kv.covers(growth):
-                while not kv.grow(growth):
-                    if self._make_room(group, build) is group:
-                        break
-            if group.status == RUNNING:
-                build.add(group, work)
+            seqs = group.seqs
+            if len(seqs) == 1 and group.is_forked and group.beam is None:  # the common case, without detours
+                seq, table = seqs[0], seqs[0].table
+                missing = len(seq.tokens) - seq.num_computed
+                n = chunk(missing, budget, limit)
+                is_legal = n.__class__ is int and 0 < n <= missing and n <= budget
+                if is_legal and seq.num_computed + n <= table.capacity and not table.tail_shared:  # type: ignore[union-attr]
+                    scheduled[group] = [(seq, n, 1 if n == missing else 0)]
+                    build.budget = budget - n
+                    continue
+            self._grow_and_schedule(group, build)
+
+    def _grow_and_schedule(self, group: SequenceGroup, build: PlanBuilder) -> None:
+        """Schedule a running group's next tokens; where blocks are short someone gives way, at last the group itself."""
+        work = self._work_of(group, build.budget)
+        growth = [(seq, seq.num_computed + n) for seq, n, _ in work]
+        while not self.kv.grow(growth):
+            if self._make_room(group, build) is group:
+                return
+        if work:
+            build.add(group, work)
 
     def _work_of(self, group: SequenceGroup, budget: int) -> list[tuple[Sequence, int, int]]:
         """(sequence, tokens, samples) for each sequence of the group that has something to compute within `budget`."""
@@ -177,7 +190,8 @@ class Scheduler:
 
     def _preempt(self, victim: SequenceGroup, build: PlanBuilder) -> None:
         policy, kv = self.policies.preemption, self.kv
-        view = base.VictimView(victim, victim.num_computed_tokens, kv.num_swap_blocks(victim), kv.cpu_pool.num_available, self.block_bytes)
+        view = base.VictimView(victim, victim.num_computed_tokens, kv.num_swap_blocks(victim), kv.cpu_pool.num_available,
+                               self.block_bytes)  # fmt: skip
         wanted = policy.mode.mode(view, build.now)
         if wanted not in ("recompute", "swap"):
             raise IllegalDecision("preemption mode", policy.mode, f"mode {wanted!r}", "'recompute' or 'swap'")
@@ -207,7 +221,7 @@ class Scheduler:
 
     @staticmethod
     def _plan_reattachment(group: SequenceGroup) -> None:
-        """A group that comes back shares what its sequences have in common: each joins the earlier one it has most in common with."""
+        """A group that comes back shares what its sequences have in common: each joins the earlier one most like it."""
         for i, seq in enumerate(group.seqs):
             seq.attach_to, seq.attach_at = None, 0
             for other in group.seqs[:i]:

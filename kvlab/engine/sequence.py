@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.cache.manager import BlockTable
+from kvlab.cache.table import BlockTable
 from kvlab.engine.beam import BeamState
 from kvlab.engine.stopping import StopChecker, end_token_ids
 from kvlab.types import Request, TokenLogprobs
@@ -14,12 +14,12 @@ class Sequence:
     """One stream of tokens of a group.
 
     `num_computed` counts tokens whose KV is in the pool; `num_highest` the most it ever was (below it, computing is recomputing).
-    `attach_to` / `attach_at`: after a recompute-preemption of a group, a sequence waits until `attach_to` has computed their common
-    prefix of `attach_at` tokens, and then shares its blocks.
+    `attach_to` / `attach_at`: after a recompute-preemption of a group, a sequence waits until `attach_to` has computed their
+    common prefix of `attach_at` tokens, and then shares its blocks.
     """
 
-    __slots__ = ("attach_at", "attach_to", "finish_reason", "group", "keys", "logprobs", "num_computed", "num_highest", "num_prompt",
-                 "score", "seq_id", "stop_checker", "stream", "table", "token_times", "tokens")  # fmt: skip
+    __slots__ = ("attach_at", "attach_to", "finish_reason", "group", "keys", "logprobs", "num_computed", "num_highest",
+                 "num_prompt", "score", "seq_id", "stop_checker", "stream", "table", "token_times", "tokens")  # fmt: skip
 
     def __init__(self, seq_id: int, group: SequenceGroup, stream: int, tokens: list[int]) -> None:
         self.seq_id = seq_id
@@ -61,7 +61,7 @@ class SequenceGroup:
         self.priority = request.priority
         self.tenant = request.tenant
         self.oracle_output_len = request.oracle_output_len
-        self.sampling = request.sampling
+        self.sampling = sampling = request.sampling
         self.seed = seed
         self.max_output = max_output
         self.max_tokens = max_output
@@ -71,6 +71,7 @@ class SequenceGroup:
         self.ended_seqs: list[Sequence] = []
         self.beam: BeamState | None = None
         self.is_forked = request.sampling.num_sequences == 1
+        self.is_plain = self.is_forked and not sampling.beam_width and not sampling.stop and sampling.logprobs is None
         self.status = WAITING
         self.admitted_step = -1
         self.admission_order = -1

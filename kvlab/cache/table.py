@@ -1,0 +1,59 @@
+"""Block tables, and what the cache must know of sequences and groups (the engine's own satisfy these protocols)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvlab.types import Request
+
+
+class BlockTable:
+    """Blocks of one sequence. `num_full`: blocks (from the sequence's start) already offered for publication; `capacity`: position
+    of the first token without a slot; `tail_shared`: a fork may share the block written next; `num_sent`: blocks the runner knows
+    (-1: it must get the whole row)."""
+
+    __slots__ = ("block_ids", "capacity", "num_dropped_blocks", "num_full", "num_sent", "tail_shared")
+
+    def __init__(self, block_ids: list[int], block_size: int, num_dropped_blocks: int = 0) -> None:
+        self.block_ids = block_ids
+        self.num_dropped_blocks = num_dropped_blocks
+        self.capacity = (num_dropped_blocks + len(block_ids)) * block_size
+        self.num_full = 0
+        self.tail_shared = False
+        self.num_sent = -1
+
+
+class Seq(Protocol):
+    """One stream of tokens. The manager sets `table`, `num_computed` and `keys`; the rest it reads."""
+
+    seq_id: int
+    tokens: list[int]
+    num_computed: int
+    table: BlockTable | None
+    keys: list[bytes]
+
+    @property
+    def group(self) -> Group:
+        """The request it belongs to."""
+
+
+class Group(Protocol):
+    """A request and its sequences."""
+
+    group_id: int
+    request: Request
+    num_prompt_tokens: int
+    max_tokens: int
+
+    @property
+    def seqs(self) -> Sequence[Seq]:
+        """Live sequences."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Live sequences; before the first token, those it will have."""
+
+
+Work = Sequence[tuple[Seq, int]]
+"""(sequence, tokens its table must cover)."""
