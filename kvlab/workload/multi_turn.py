@@ -120,9 +120,8 @@ class MultiTurnWorkload(Workload):
         if self.num_early_ends == 1:
             self._note_at = len(self.notes)
             self.notes.append("")
-        self.notes[self._note_at] = (
-            f"{self.num_early_ends} of {self._count} conversations ended early: a turn was not answered, or max_model_len was reached."
-        )
+        count = f"{self.num_early_ends} of {self._count} conversations"
+        self.notes[self._note_at] = f"{count} ended early: a turn was not answered, or max_model_len was reached."
 
     @property
     def num_requests(self) -> int | None:
