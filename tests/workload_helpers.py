@@ -9,9 +9,7 @@ from kvlab.types import Request, RequestRecord
 from kvlab.workload import Workload, WorkloadContext
 
 
-def context(
-    vocab_size: int = 50_000, max_model_len: int = 100_000, seed: int = 0, special_ids: tuple[int, ...] = ()
-) -> WorkloadContext:
+def context(vocab_size: int = 50_000, max_model_len: int = 100_000, seed: int = 0, special_ids: tuple[int, ...] = ()) -> WorkloadContext:
     return WorkloadContext(None, vocab_size, max_model_len, seed, special_ids)
 
 

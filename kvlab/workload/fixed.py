@@ -13,9 +13,7 @@ from kvlab.workload.base import Workload, WorkloadContext
 class FixedWorkload(Workload):
     """The given requests, at their own arrival times. The caller's objects are copied, never changed."""
 
-    def __init__(
-        self, requests: Iterable[Request], *, concurrency: int | None = None, abort: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, requests: Iterable[Request], *, concurrency: int | None = None, abort: Mapping[str, Any] | None = None) -> None:
         """requests: with unique ids and at least one prompt token each; UserError otherwise."""
         super().__init__(concurrency=concurrency, abort=abort)
         self.requests = list(requests)

@@ -40,9 +40,7 @@ class TraceWindow:
         self.max_input = None if max_input is None else whole("workload.max_input", max_input, 1)
         self.max_output = None if max_output is None else whole("workload.max_output", max_output, 1)
 
-    def choose(
-        self, trace: TraceRows, scale: Callable[[Ints], Ints], ctx: WorkloadContext, notes: list[str], advice: str
-    ) -> ChosenRows:
+    def choose(self, trace: TraceRows, scale: Callable[[Ints], Ints], ctx: WorkloadContext, notes: list[str], advice: str) -> ChosenRows:
         """Check the whole trace, and take the window out of it. `advice`: how to make prompts shorter. UserError for bad rows."""
         order = check_and_repair(trace, notes)
         rows = order[self.skip :] if self.limit is None else order[self.skip : self.skip + self.limit]
