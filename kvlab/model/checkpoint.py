@@ -40,13 +40,19 @@ def load_folder(folder: Path, name: str, dtype: torch.dtype | None, device: torc
     config = read_config(folder)
     stored = DTYPES.get(config.stored_dtype, torch.float32)
     wanted = dtype or (torch.float32 if device.type == "cpu" else stored)
-    tokenizer: Tokenizer | None = HFTokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+    tokenizer, eos_token_ids = read_text(folder)
     with ExitStack() as stack:
         weights = Weights(folder, stack)
         weights.check(tensor_shapes(config), config.tie_word_embeddings)
         checksum = weights.checksum()
         model = Llama(config, lambda tensor: weights.get(tensor).to(dtype=wanted, device=device))
-    return LoadedModel(model, config, tokenizer, name, checksum, _eos_token_ids(folder, config, tokenizer))
+    return LoadedModel(model, config, tokenizer, name, checksum, eos_token_ids)
+
+
+def read_text(folder: Path) -> tuple[Tokenizer | None, tuple[int, ...]]:
+    """The tokenizer of a folder (None without tokenizer.json) and the ids that end a text, without looking at weights."""
+    tokenizer: Tokenizer | None = HFTokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+    return tokenizer, _eos_token_ids(folder, read_config(folder), tokenizer)
 
 
 def save_folder(folder: Path, config: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's usual name
+import torch.nn.functional as F
 
 from kvlab.kernels.interface import AttentionMetadata, Backend
 from kvlab.model.config import LlamaConfig
+from kvlab.model.linear import Linear
 from kvlab.model.rope import rotary_table, rotate
 
 GetTensor = Callable[[str], torch.Tensor]
@@ -31,15 +32,6 @@ class LayerCaches(Protocol):
         """Values."""
 
 
-class Linear:
-    """y = x W^T + b for W [out, in]."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.weight, self.bias = weight, bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in] -> [T, out]."""
-        return F.linear(x, self.weight, self.bias)
 
 
 @dataclass(slots=True)
@@ -71,7 +63,8 @@ class Llama:
         self.dtype, self.device = self.embed_VE.dtype, self.embed_VE.device
         self._rotary = rotary_table(config, self.dtype, self.device)
         self._scale = config.head_dim**-0.5
-        self._head_counts = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        self._rotated_counts = [config.num_heads, config.num_kv_heads]
+        self._head_counts = [config.num_heads + config.num_kv_heads, config.num_kv_heads]
 
     @torch.inference_mode()
     def forward(self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, kv: LayerCaches, meta: AttentionMetadata,
@@ -89,9 +82,9 @@ class Llama:
         cos_T1D, sin_T1D = self._rotary[positions_T].unbind(1)
         for index, layer in enumerate(self.layers):
             normed_TE = self._norm(hidden_TE, layer.input_norm)
-            hidden_TE = hidden_TE + self._attention(layer, index, normed_TE, cos_T1D, sin_T1D, kv, meta, backend)
+            hidden_TE += self._attention(layer, index, normed_TE, cos_T1D, sin_T1D, kv, meta, backend)
             gate_TF, up_TF = layer.gate_up(self._norm(hidden_TE, layer.post_norm)).chunk(2, dim=-1)
-            hidden_TE = hidden_TE + layer.down(F.silu(gate_TF) * up_TF)
+            hidden_TE += layer.down(F.silu(gate_TF).mul_(up_TF))
         return hidden_TE
 
     @torch.inference_mode()
@@ -101,13 +94,17 @@ class Llama:
         return logits_SV.float() if logits_SV.dtype.itemsize < 4 else logits_SV
 
     def prepare_for_inference(self) -> None:
-        """Called once after loading."""
+        """Bring weights into the form that this device multiplies fastest (see kvlab.model.linear). Called once after loading."""
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+                linear.pack()
+        self.lm_head.pack()
 
     def _attention(self, layer: Layer, index: int, x_TE: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor,
                    kv: LayerCaches, meta: AttentionMetadata, backend: Backend) -> torch.Tensor:  # fmt: skip
         heads = layer.qkv(x_TE).view(x_TE.shape[0], -1, self.config.head_dim)
-        q_THD, k_TKD, v_TKD = heads.split(self._head_counts, dim=1)
-        q_THD, k_TKD = rotate(q_THD, cos_T1D, sin_T1D), rotate(k_TKD, cos_T1D, sin_T1D)
+        rotated, v_TKD = heads.split(self._head_counts, dim=1)
+        q_THD, k_TKD = rotate(rotated, cos_T1D, sin_T1D).split(self._rotated_counts, dim=1)
         k_cache, v_cache = kv.k(index), kv.v(index)
         backend.write_kv(k_TKD, v_TKD, k_cache, v_cache, meta)
         return layer.o(backend.attention(q_THD, k_cache, v_cache, meta, self._scale).flatten(1))

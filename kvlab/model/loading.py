@@ -45,6 +45,12 @@ class ModelSpec(Protocol):
             UserError: it can't be loaded; the message names the file and what to do.
         """
 
+    def shape(self) -> LlamaConfig:
+        """Its sizes, without loading weights (for simulated runs)."""
+
+    def text(self) -> tuple[Tokenizer | None, tuple[int, ...]]:
+        """Its tokenizer and the ids that end a text, without loading weights (for replaying recorded runs)."""
+
 
 def resolve_dtype(name: str | torch.dtype) -> torch.dtype | None:
     """A dtype's name ("auto": None) as torch's dtype; UserError for another name."""

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import torch
 
-from kvlab.model.checkpoint import load_folder
+from kvlab.model.checkpoint import load_folder, read_config, read_text
+from kvlab.model.config import LlamaConfig
 from kvlab.model.hub import resolve_folder
 from kvlab.model.loading import LoadedModel, ModelSpec
 from kvlab.model.random_weights import TINY, dummy_model, shape_named, tiny_model
+from kvlab.model.tokenizer import ByteTokenizer, Tokenizer
 from kvlab.types import UserError
+
+Text = tuple[Tokenizer | None, tuple[int, ...]]
+"""A tokenizer, where there is one, and the ids that end a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,12 @@ class _Folder:
         folder = resolve_folder(self.id, self.path)
         return load_folder(folder, self.id or folder.name, dtype, device)
 
+    def shape(self) -> LlamaConfig:
+        return read_config(resolve_folder(self.id, self.path))
+
+    def text(self) -> Text:
+        return read_text(resolve_folder(self.id, self.path))
+
 
 @dataclass(frozen=True, slots=True)
 class _Bundled:
@@ -35,17 +46,31 @@ class _Bundled:
 
         return load_folder(bundled_folder(), "smollm2", dtype, device)
 
+    def shape(self) -> LlamaConfig:
+        return shape_named("smollm2")
+
+    def text(self) -> Text:
+        from kvlab.model.bundled import bundled_folder
+
+        return read_text(bundled_folder())
+
 
 @dataclass(frozen=True, slots=True)
 class _Dummy:
     """Random weights of a named shape."""
 
-    shape: str
+    name: str
     num_layers: int | None
     seed: int
 
     def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
-        return dummy_model(self.shape, self.num_layers, self.seed, dtype or torch.float32, device)
+        return dummy_model(self.name, self.num_layers, self.seed, dtype or torch.float32, device)
+
+    def shape(self) -> LlamaConfig:
+        return shape_named(self.name, self.num_layers)
+
+    def text(self) -> Text:
+        return None, self.shape().eos_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +81,12 @@ class _Tiny:
 
     def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
         return tiny_model(self.seed, dtype or torch.float32, device)
+
+    def shape(self) -> LlamaConfig:
+        return TINY
+
+    def text(self) -> Text:
+        return ByteTokenizer(TINY.vocab_size), TINY.eos_token_ids
 
 
 def hf(id: str | None = None, path: str | None = None) -> ModelSpec:
