@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from kvlab.types import UserError as UserError
 
 __all__ = [
-    "LLM", "GenerationOutput", "Request", "Run", "SamplingParams", "UserError", "__version__", "compose", "load_runs", "run", "sweep",
+    "LLM", "GenerationOutput", "Request", "Run", "SamplingParams", "UserError", "__version__", "compose", "load_runs", "run",
+    "sweep",
 ]  # fmt: skip
 
 

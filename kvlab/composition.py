@@ -48,7 +48,7 @@ def _refuse_sweeps(parsed: Sequence[Override]) -> None:
     for override in parsed:
         if override.is_sweep_override():
             raise UserError(
-                f"{override.input_line!r} names several values: run them all with -m (or kvlab.sweep in Python), or quote a list: [a,b]."
+                f"{override.input_line!r} names several values: run them all with -m (or kvlab.sweep in Python); a list is [a,b]."
             )
 
 
@@ -56,7 +56,7 @@ def compose(*overrides: str) -> DictConfig:
     """The configuration that `python -m kvlab.experiment OVERRIDES` would run, e.g. `compose("+policy=lru", "block_size=8")`.
 
     Raises:
-        UserError: wrong syntax, an unknown key, group or name (with the nearest match and the valid ones), or a value outside its range.
+        UserError: wrong syntax, an unknown key, group or name (with the nearest match and the valid ones), or a wrong value.
     """
     with _hydra() as loader:
         return _compose(loader, overrides)
@@ -91,7 +91,8 @@ def _compose(loader: ConfigLoader, overrides: Sequence[str]) -> DictConfig:
 def as_user_error(error: Exception) -> UserError:
     """An error of Hydra's as one message, without its hints on debugging."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kept = [line for line in lines if not line.startswith(("Set the environment variable", "See https", "full_key:", "object_type="))]
+    noise = ("Set the environment variable", "See https", "full_key:", "object_type=", "reference_type=")
+    kept = [line for line in lines if not line.startswith(noise)]
     return UserError(" ".join(kept))
 
 
@@ -100,19 +101,21 @@ def as_user_error(error: Exception) -> UserError:
 
 def _check(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
     parsed = _parse(loader, overrides)
-    options = _groups(loader, parsed)
+    options = _options(loader, parsed)
     for override in parsed:
         if override.key_or_group in options:
             _check_choice(override, options)
+    keys = [o for o in parsed if o.key_or_group not in options and not o.key_or_group.startswith("hydra")]
+    if not keys:
+        return parsed
     fixed = [o for o in parsed if not o.is_sweep_override()]
     chosen = [o.input_line or "" for o in fixed if o.key_or_group in options or o.key_or_group.startswith("hydra")]
     try:
         config = hydra_compose(CONFIG_NAME, overrides=chosen)
     except (HydraException, OmegaConfBaseException) as error:
         raise as_user_error(error) from error
-    for override in parsed:
-        if override.key_or_group not in options and not override.key_or_group.startswith("hydra"):
-            _check_key(override, config, options)
+    for override in keys:
+        _check_key(override, config, options)
     return parsed
 
 
@@ -127,8 +130,21 @@ def _parse(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
             parsed += parser.parse_overrides([text])
         except HydraException as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f"{text!r} can't be read ({reason}). Quote a value with commas, brackets or spaces: \"key='a, b'\".") from error
+            advice = "Quote a value with commas, brackets or spaces: \"key='a, b'\"."
+            raise UserError(f"{text!r} can't be read ({reason}). {advice}") from error
     return parsed
+
+
+def _options(loader: ConfigLoader, overrides: Sequence[Override]) -> dict[str, list[str]]:
+    """Groups and options; listed once a process, since reading kvlab's folders takes longer than anything else here."""
+    if any(o.key_or_group == "hydra.searchpath" for o in overrides):
+        return _groups(loader, overrides)
+    if not _KNOWN:
+        _KNOWN.update(_groups(loader, []))
+    return _KNOWN
+
+
+_KNOWN: dict[str, list[str]] = {}
 
 
 def _groups(loader: ConfigLoader, overrides: Sequence[Override], parent: str = "") -> dict[str, list[str]]:
@@ -188,8 +204,9 @@ def _check_key(override: Override, config: DictConfig, options: Mapping[str, lis
                 raise unknown_name(key, str(choice), options.get(key, list(map(str, config[first]))))
     node: Any = config[first]
     for i, part in enumerate(rest):
-        if i + 1 == len(rest) and isinstance(node, DictConfig) and "_target_" in (node.get(part) if isinstance(node.get(part), DictConfig) else ()):
-            raise UserError(f"{key!r} is a group's choice: write {'/'.join([first, *rest])}=NAME (valid: {', '.join(options.get('/'.join([first, *rest]), []))}).")
+        group = "/".join([first, *rest])
+        if i + 1 == len(rest) and group in options:
+            raise UserError(f"{key!r} is a group's choice: write {group}=NAME (valid: {', '.join(options[group])}).")
         if override.is_add() or override.is_force_add() or not isinstance(node, DictConfig):
             return
         names = [str(k) for k in node]

@@ -16,7 +16,8 @@ from kvlab import __version__
 from kvlab.types import UserError, unknown_name
 
 SEAMS = (
-    "scheduling", "batching", "admission", "preemption", "eviction", "prefix_cache", "block_sizing", "layout", "compression", "kv_dtype",
+    "scheduling", "batching", "admission", "preemption", "eviction", "prefix_cache", "block_sizing", "layout", "compression",
+    "kv_dtype",
 )  # fmt: skip
 """The groups that choose a policy, in the order of `PolicySet`."""
 
@@ -80,7 +81,7 @@ def check_config(config: Mapping[str, Any]) -> None:
             raise unknown_name("key", str(key), known)
     for key in (*VALUES, *SEAMS, "model", "runner", "workload", "record"):
         if key not in config:
-            raise UserError(f"The configuration has no {key!r}. Make one with kvlab.compose(...), or take a run folder's config.yaml.")
+            raise UserError(f"The configuration has no {key!r}. Take one from kvlab.compose(...) or a run folder's config.yaml.")
     for key, value in config.items():
         check_value(key, value)
     record = config["record"]
@@ -111,8 +112,8 @@ def find_class(target: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if callable(found):
         return found
-    own = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_") and getattr(v, "__module__", "") == module_name]
-    raise unknown_name(f"name in _target_ ({module_name})", name, own)
+    own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module_name]
+    raise unknown_name(f"name in _target_ ({module_name})", name, [n for n in own if not n.startswith("_")])
 
 
 def build(node: Mapping[str, Any], **context: Any) -> Any:
@@ -132,8 +133,10 @@ def build(node: Mapping[str, Any], **context: Any) -> Any:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     names = [n for n, p in signature.parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     for name in args:
+        if not names and not takes_any:
+            raise UserError(f"{target} takes no parameters, but {name!r} was given.")
         if name not in names and not takes_any:
-            raise unknown_name(f"parameter of {target}", name, names) if names else UserError(f"{target} takes no parameters, not {name!r}.")
+            raise unknown_name(f"parameter of {target}", name, names)
     args |= {k: v for k, v in context.items() if k in names and k not in args}
     missing = [n for n in names if n not in args and signature.parameters[n].default is inspect.Parameter.empty]
     if missing:
@@ -185,9 +188,9 @@ def foreign_source(factory: Any) -> str | None:
 
 
 def identity(config: Mapping[str, Any], model_checksum: str, policies: Mapping[str, Any] | None = None) -> str | None:
-    """What makes two runs the same experiment, as a hex digest: configuration, kvlab's version, model, source of foreign classes.
+    """What makes two runs the same experiment, in 16 hex digits: configuration, version, model, source of foreign classes.
 
-    `policies`: objects given in place of configured ones. None where a class has no source: such a run is never taken for another.
+    `policies`: objects given in place of configured ones. None where a class has no source: such a run is taken for no other.
     """
     sources: dict[str, str] = {}
     for target in _targets({k: v for k, v in config.items() if k not in (policies or {})}):
@@ -198,7 +201,8 @@ def identity(config: Mapping[str, Any], model_checksum: str, policies: Mapping[s
         digest = _digest_or_none(type(policy))
         if digest is None:
             return None
-        sources[seam] = f"{type(policy).__qualname__} {digest} {sorted(vars(policy).items(), key=lambda item: item[0])!r}"
+        parameters = sorted(vars(policy).items(), key=lambda item: item[0])
+        sources[seam] = f"{type(policy).__qualname__} {digest} {parameters!r}"
     kept = {k: v for k, v in config.items() if k not in NOT_IDENTITY and k not in (policies or {})}
     text = json.dumps([kept, __version__, model_checksum, sources], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

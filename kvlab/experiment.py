@@ -64,8 +64,8 @@ def _job(config: DictConfig) -> None:
         _say(f"kvlab: the run failed with {type(error).__name__}: {error}", f"Traceback: {_shown(folder / 'status.json')}")
     else:
         if single:
-            print(run_table(done, done.folder))
-            print(f"\nFolder: {_shown(done.folder)}")
+            print(run_table(done))
+            print(f"\nFolder: {_shown(done.folder or folder)}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +102,7 @@ def _check(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _hydra_environment(arguments: Sequence[str]) -> Iterator[None]:
-    """Hydra reads sys.argv; HYDRA_FULL_ERROR makes it raise its errors instead of printing them. SIGTERM ends a run like Ctrl-C."""
+    """Hydra reads sys.argv; HYDRA_FULL_ERROR makes it raise errors instead of printing them. SIGTERM ends a run like Ctrl-C."""
 
     def terminate(number: int, frame: Any) -> None:
         _Process.terminated = True

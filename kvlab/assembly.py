@@ -1,0 +1,201 @@
+"""From a configuration to an engine: the model (kept loaded between runs), the runner's parts, the sizes, the policies."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlab.config import SEAMS, build
+from kvlab.engine.clock import Clock, VirtualClock, WallClock
+from kvlab.engine.config import EngineConfig, PolicySet
+from kvlab.engine.cost import CostModel, ModelShape
+from kvlab.engine.engine import Engine
+from kvlab.engine.runners.base import Runner
+from kvlab.engine.runners.recorded import RecordedRunner
+from kvlab.engine.runners.simulated import SimulatedRunner
+from kvlab.engine.runners.torch_runner import TorchRunner
+from kvlab.model.config import LlamaConfig
+from kvlab.model.loading import DTYPES, LoadedModel, ModelSpec, load_model
+from kvlab.model.tokenizer import Tokenizer
+from kvlab.policies.registry import by_name
+from kvlab.types import Listener, UserError
+
+MODELS_KEPT = 2
+"""Models that stay loaded in a process: points of a sweep that differ in policies only share one."""
+
+_models: OrderedDict[str, LoadedModel] = OrderedDict()
+
+
+@dataclass
+class Parts:
+    """What a runner brings along.
+
+    Attributes:
+        shape: sizes of the model. dtype: what it computes in. checksum: of its weights. device: in words.
+        memory_device: where the KV pool lies, for `num_blocks` from free memory; None: no memory to measure.
+    """
+
+    runner: Runner
+    clock: Clock
+    shape: LlamaConfig
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    checksum: str
+    memory_device: torch.device | None = None
+
+
+def cached_model(config: Mapping[str, Any], spec: ModelSpec) -> LoadedModel:
+    """The model of a configuration, loaded at most once while it is among the last `MODELS_KEPT` used."""
+    key = json.dumps([config["model"], config["dtype"], config["device"]], sort_keys=True, default=str)
+    if key not in _models:
+        while len(_models) >= MODELS_KEPT:
+            _models.popitem(last=False)
+        _models[key] = load_model(spec, config["dtype"], config["device"])
+    _models.move_to_end(key)
+    return _models[key]
+
+
+# ------------------------------------------------------ runners (conf/runner/*.yaml)
+
+
+def torch_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
+    """runner=torch: a real model."""
+    return parts_of(cached_model(config, spec))
+
+
+def parts_of(loaded: LoadedModel) -> Parts:
+    """Parts of a model that is loaded already."""
+    device = loaded.model.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    return Parts(TorchRunner(loaded), WallClock(), loaded.config, loaded.tokenizer, loaded.eos_token_ids, dtype, name,
+                 loaded.checksum, device)  # fmt: skip
+
+
+def simulated_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
+    """runner=simulated: a cost model in place of a model; texts become bytes, since there is no tokenizer."""
+    shape = spec.shape()
+    dtype = _stated_dtype(config, shape)
+    cost = build(config["cost_model"])
+    if not isinstance(cost, CostModel):
+        raise UserError(f"cost_model = {config['cost_model']!r} is no kvlab.engine.cost.CostModel.")
+    cost.bind(_cost_shape(shape, dtype, config))
+    return Parts(SimulatedRunner(shape.vocab_size, cost), VirtualClock(), shape, None, shape.eos_token_ids, dtype, "simulated", "none")
+
+
+def recorded_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
+    """runner=recorded: the outcomes of a real run, on its clock."""
+    if not config["run"]:
+        raise UserError("runner=recorded needs run=FOLDER, the folder of a run that was made with record.outcomes=true.")
+    runner = RecordedRunner.from_folder(Path(config["run"]))
+    tokenizer, eos_token_ids = spec.text()
+    shape = spec.shape()
+    return Parts(runner, runner.clock(), shape, tokenizer, eos_token_ids, _stated_dtype(config, shape, "float32"), "recorded", "none")
+
+
+def _stated_dtype(config: Mapping[str, Any], shape: LlamaConfig, default: str = "bfloat16") -> str:
+    """The dtype of a model that isn't loaded: the configured one, else the stored one, else `default`."""
+    return str(config["dtype"] if config["dtype"] != "auto" else shape.stored_dtype or default)
+
+
+def _cost_shape(shape: LlamaConfig, dtype: str, config: Mapping[str, Any]) -> ModelShape:
+    """What a cost model is told; an input embedding that isn't the output's too is looked up, not multiplied."""
+    computed = shape.num_parameters - (0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size)
+    kv_bytes = kv_bytes_per_token(shape, dtype)
+    return ModelShape(computed, shape.num_parameters * itemsize(dtype), kv_bytes,
+                      4 * shape.num_layers * shape.num_heads * shape.head_dim, kv_bytes * int(config["block_size"]))  # fmt: skip
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of a number."""
+    return DTYPES[dtype].itemsize
+
+
+def kv_bytes_per_token(shape: LlamaConfig, dtype: str) -> int:
+    """Bytes of K and V of one token over all layers, stored as `dtype`."""
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize(dtype)
+
+
+# ------------------------------------------------------------------------- policies
+
+
+def policy_objects(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Policies a caller gave for seams: objects as they are, classes made without arguments, names from the registry."""
+    out = {}
+    for seam, policy in given.items():
+        if seam not in SEAMS:
+            raise UserError(f"{seam!r} is no seam: policies can be given for {', '.join(SEAMS)}.")
+        if isinstance(policy, str):
+            policy = by_name(seam, policy)
+        out[seam] = policy() if isinstance(policy, type) else policy
+    return out
+
+
+def policy_set(config: Mapping[str, Any], given: Mapping[str, Any]) -> PolicySet:
+    """All policies of a run: those given as objects, the others built from the configuration."""
+    return PolicySet(**{seam: given[seam] if seam in given else build(config[seam]) for seam in SEAMS})
+
+
+# ---------------------------------------------------------------------------- sizes
+
+
+def engine_config(config: Mapping[str, Any], policies: PolicySet, parts: Parts) -> EngineConfig:
+    """The engine's sizes, with what the configuration leaves open filled in.
+
+    Raises:
+        UserError: max_model_len beyond the model's, or nothing to take the number of blocks from.
+    """
+    limit = parts.shape.max_position_embeddings
+    max_model_len = config["max_model_len"] or limit
+    if max_model_len > limit:
+        raise UserError(f"max_model_len = {max_model_len} is not allowed: this model has {limit} positions.")
+    block_size = policies.block_sizing.block_size((), max_model_len)
+    block_bytes = block_size * kv_bytes_per_token(parts.shape, policies.kv_dtype.storage(parts.dtype))
+    return EngineConfig(
+        num_blocks=_num_blocks(config, parts, block_size, block_bytes), block_size=block_size,
+        num_cpu_blocks=config["num_cpu_blocks"], max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=config["max_num_batched_tokens"], max_model_len=max_model_len, seed=config["seed"],
+    )  # fmt: skip
+
+
+def _num_blocks(config: Mapping[str, Any], parts: Parts, block_size: int, block_bytes: int) -> int:
+    if config["num_blocks"]:
+        return int(config["num_blocks"])
+    if config["kv_cache_tokens"]:
+        return max(1, int(config["kv_cache_tokens"]) // block_size)
+    if parts.memory_device is None:
+        raise UserError("There is no memory to measure in a run without a model: set num_blocks or kv_cache_tokens.")
+    if parts.memory_device.type == "cuda":
+        free = torch.cuda.mem_get_info(parts.memory_device)[0]
+    else:
+        import psutil
+
+        free = psutil.virtual_memory().available
+    return max(1, int(config["memory_fraction"] * free) // block_bytes)
+
+
+def check_early(config: Mapping[str, Any], policies: PolicySet) -> None:
+    """Find impossible combinations before a model is loaded, as far as the sizes are known by then."""
+    block_size = policies.block_sizing.block_size((), config["max_model_len"] or 1)
+    num_blocks = config["num_blocks"] or max(1, (config["kv_cache_tokens"] or 0) // block_size)
+    policies.check(EngineConfig(
+        num_blocks=num_blocks, block_size=block_size, num_cpu_blocks=config["num_cpu_blocks"], max_num_seqs=config["max_num_seqs"],
+        max_num_batched_tokens=config["max_num_batched_tokens"], max_model_len=config["max_model_len"] or 1, seed=config["seed"],
+    ))  # fmt: skip
+
+
+def make_engine(sizes: EngineConfig, policies: PolicySet, parts: Parts, listeners: Sequence[Listener] = ()) -> Engine:
+    """The engine of a run."""
+    stored = policies.kv_dtype.storage(parts.dtype)
+    return Engine(
+        sizes, policies, parts.runner, parts.clock, parts.tokenizer, parts.eos_token_ids, listeners, parts.dtype,
+        sizes.block_size * kv_bytes_per_token(parts.shape, stored), parts.shape.vocab_size,
+    )  # fmt: skip

@@ -1,0 +1,183 @@
+"""One run, in process: `kvlab.run(kvlab.compose("+policy=lru"))` serves a workload, writes a run folder and returns a `Run`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlab.assembly import Parts, check_early, engine_config, make_engine, policy_objects, policy_set
+from kvlab.config import build, check_config, identity, to_plain
+from kvlab.engine import driver
+from kvlab.engine.config import PolicySet
+from kvlab.model.loading import ModelSpec
+from kvlab.progress import Progress
+from kvlab.results import Run
+from kvlab.trace import RecordConfig, Recorder, RunFolder, summarize
+from kvlab.types import Listener, UserError
+from kvlab.workload.base import Workload, WorkloadContext
+
+_log = logging.getLogger("kvlab.run")
+
+
+@dataclass
+class Setup:
+    """A checked configuration with everything that can be made before a model is loaded."""
+
+    config: dict[str, Any]
+    given: dict[str, Any]
+    policies: PolicySet
+    spec: ModelSpec
+    workload: Workload
+
+    @classmethod
+    def of(cls, config: dict[str, Any], given: Mapping[str, Any]) -> Setup:
+        """Check and build.
+
+        Raises:
+            UserError: a wrong key, value or class, or a combination that can't work.
+        """
+        check_config(config)
+        objects = policy_objects(given)
+        policies = policy_set(config, objects)
+        check_early(config, policies)
+        workload = build(config["workload"])
+        if not isinstance(workload, Workload):
+            raise UserError(f"workload = {config['workload']!r} is no kvlab.workload.base.Workload.")
+        return cls(config, objects, policies, build(config["model"]), workload)
+
+
+def run(
+    config: Any,
+    *,
+    folder: str | Path | None = None,
+    name: str = "",
+    listeners: Sequence[Listener] = (),
+    progress: bool = True,
+    **policies: Any,
+) -> Run:
+    """Serve a workload to its end and return the run.
+
+    Args:
+        config: from `kvlab.compose(...)`, or a plain dict with all its keys (a run folder's config.yaml).
+        folder: where to write; beside it with -2, -3 ... if it is taken; None: a new folder under runs/.
+        name: what to call the run. listeners: further listeners of the engine, e.g. a live plot.
+        progress: show a bar on terminals and in notebooks.
+        policies: policies to use in place of configured ones, by seam: an object, a class, or a name: `eviction=MyPolicy()`.
+
+    Raises:
+        UserError: a wrong key, value, file or combination, or a workload of which no request can be served.
+        KeyboardInterrupt: what was recorded is in the folder, with the status "interrupted".
+    """
+    plain = to_plain(config)
+    try:
+        setup = Setup.of(plain, policies)
+    except UserError as error:
+        if folder is not None:  # a sweep's point, or the command line: the folder says what was wrong
+            out = RunFolder.create(folder)
+            out.start(_yaml(plain), name=name)
+            out.fail(error)
+        raise
+    out = RunFolder.create(folder if folder is not None else Path("runs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-%f"))
+    out.start(_yaml(plain), name=name)
+    with _logging_to(out), _torch_threads(plain["threads"]):
+        recorder: Recorder | None = None
+        try:
+            parts = build(plain["runner"], config=plain, spec=setup.spec)
+            recorder = Recorder(out.path, RecordConfig(**plain["record"]), memory=parts.runner)
+            _serve(setup, parts, out, [recorder, *listeners], progress, name)
+            recorder.close()
+            summary = summarize(recorder.steps(), recorder.requests())
+            _refuse_nothing_served(summary, recorder)
+            out.finish(summary)
+        except BaseException as error:
+            _log.error("%s: %s", type(error).__name__, error)
+            out.fail(error, _what_there_is(recorder))
+            raise
+    done = Run.load(out.path, name or out.path.name)
+    done.notes += [note for note in setup.workload.notes if note not in done.notes]
+    return done
+
+
+def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener], progress: bool, name: str) -> None:
+    """Make the engine and drive the workload through it. The folder's config gets the sizes that were left open."""
+    sizes = engine_config(setup.config, setup.policies, parts)
+    config = {**setup.config, "num_blocks": sizes.num_blocks, "max_model_len": sizes.max_model_len, "dtype": parts.dtype}
+    tokenizer = parts.tokenizer
+    special = {*parts.eos_token_ids, *([tokenizer.bos_token_id] if tokenizer is not None and tokenizer.bos_token_id is not None else [])}
+    context = WorkloadContext(tokenizer, parts.shape.vocab_size, sizes.max_model_len, sizes.seed, tuple(sorted(special)))
+    setup.workload.start(context)
+    out.start(_yaml(config), parts.device, name=name, identity=identity(config, parts.checksum, setup.given), notes=setup.workload.notes)
+    engine = make_engine(sizes, setup.policies, parts, listeners)
+    for note in setup.workload.notes:
+        _log.info("workload: %s", note)
+    with Progress(setup.workload.num_requests, name or "run", "req", progress) as bar:
+
+        def show(state: driver.Progress) -> None:
+            bar.update(state.num_finished, f"{state.num_output_tokens} tokens, step {state.num_steps}", state.num_requests)
+
+        try:
+            driver.drive(engine, setup.workload, show)
+        finally:
+            parts.runner.close()
+
+
+def _refuse_nothing_served(summary: dict[str, Any], recorder: Recorder) -> None:
+    """A run in which every request was refused is a user's error, not a result."""
+    if summary["num_requests"] and summary["num_refused"] == summary["num_requests"]:
+        details = recorder.requests()["detail"]
+        raise UserError(f"Every request of the workload was refused. The first: {details.iloc[0]}")
+
+
+def _what_there_is(recorder: Recorder | None) -> dict[str, Any] | None:
+    """Close a recorder whose run went wrong, and sum up what it has; None where that isn't possible."""
+    if recorder is None:
+        return None
+    with suppress(Exception):
+        recorder.close()
+    with suppress(Exception):
+        return summarize(recorder.steps(), recorder.requests())
+    return None
+
+
+def _yaml(config: Mapping[str, Any]) -> str:
+    """YAML text; JSON, which is YAML too, where PyYAML is missing."""
+    try:
+        import yaml
+    except ImportError:
+        return json.dumps(config, indent=2) + "\n"
+    return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+
+
+@contextmanager
+def _logging_to(out: RunFolder) -> Iterator[None]:
+    """kvlab's log messages go to the folder's run.log while the run goes."""
+    logger = logging.getLogger("kvlab")
+    handler, level = out.log_handler(), logger.level
+    logger.addHandler(handler)
+    if logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+@contextmanager
+def _torch_threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
