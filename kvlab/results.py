@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, overload
 
 import pandas as pd
-import yaml
 
 from kvlab.trace.frames import empty_frame
 from kvlab.trace.recorder import Recorder
@@ -291,13 +290,25 @@ def _config(folder: Path, notes: list[str]) -> dict[str, Any]:
     if not _is_run(folder) or not path.exists():
         return {}
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = _parse_yaml(path.read_text(encoding="utf-8"))
         if isinstance(value, dict):
             return value
         notes.append("config.yaml is damaged: not a mapping")
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         notes.append(f"config.yaml is damaged: {str(error).splitlines()[0]}")
     return {}
+
+
+def _parse_yaml(text: str) -> Any:
+    """A value from YAML; from JSON alone (which kvlab writes then) where PyYAML is missing. Raises ValueError."""
+    try:
+        import yaml
+    except ImportError:
+        return json.loads(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Recorder:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE") if self._statm is not None else 0
         self._device: tuple[int | None, int | None] = (None, None)
         self._device_s = float("-inf")
-        self._kv_bytes = memory.kv_bytes_allocated if memory is not None else None
+        self._kv_bytes: int | None = None  # the runner makes its tensors later than this
         self._owed_s = 0.0
         self._closed = False
         self._started_s = self._flushed_s = time.perf_counter()

@@ -1,0 +1,5 @@
+"""Frames to figures. Needs plotly; nothing in kvlab imports it before a figure is asked for."""
+
+from kvlab.analysis.plots import compare, memory_bands, throughput, timeline
+
+__all__ = ["compare", "memory_bands", "throughput", "timeline"]

@@ -1,0 +1,50 @@
+"""One look for all figures: colours that the colour-blind and a grey printer can tell apart, units on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from kvlab.types import UserError
+
+# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), ordered so that neighbours differ in lightness too.
+BLUE, SKY, ORANGE, VERMILLION, GREEN, PURPLE, YELLOW, BLACK = (
+    "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#F0E442", "#000000",
+)  # fmt: skip
+COLORWAY = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK)
+LIGHT, GRID, INK = "#E3E3E3", "#ECECEC", "#222222"
+
+_AXIS = {
+    "showline": True, "linecolor": INK, "linewidth": 1, "ticks": "outside", "tickcolor": INK, "ticklen": 4, "gridcolor": GRID,
+    "zeroline": False, "title": {"standoff": 8, "font": {"size": 13}}, "automargin": True,
+}  # fmt: skip
+
+TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": "DejaVu Sans, Verdana, Arial, sans-serif", "size": 13, "color": INK},
+        "title": {"x": 0.01, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 14}, "font": {"size": 15}},
+        "paper_bgcolor": "white", "plot_bgcolor": "white", "colorway": COLORWAY, "hovermode": "x unified",
+        "xaxis": _AXIS, "yaxis": _AXIS, "margin": {"l": 70, "r": 20, "t": 72, "b": 52},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+    }
+)  # fmt: skip
+
+
+def figure(title: str, height: int) -> go.Figure:
+    """An empty figure in the common look; as wide as the page."""
+    return go.Figure(layout={"template": TEMPLATE, "title": {"text": title}, "height": height})
+
+
+def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
+    """Raise a UserError that names the missing columns when a frame is not what a plot needs."""
+    missing = [c for c in columns if c not in frame.columns]
+    if missing:
+        raise UserError(f"This plot needs {what}; the frame given has no column {', '.join(missing)}.")
+
+
+def nothing(fig: go.Figure, text: str) -> go.Figure:
+    """The figure with a note in its middle instead of data."""
+    fig.add_annotation(text=text, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14})
+    return fig.update_xaxes(visible=False).update_yaxes(visible=False)
