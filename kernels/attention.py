@@ -7,7 +7,7 @@ N blocks, B block size.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's usual name
+import torch.nn.functional as F
 
 from kvlab.kernels.batch_index import Group, batch_index
 from kvlab.kernels.interface import AttentionMetadata
@@ -40,14 +40,16 @@ def _decode(q_SHD: torch.Tensor, k_SLKD: torch.Tensor, v_SLKD: torch.Tensor, gro
     """One query a sequence: the R query heads of a KV head stand as R query rows, so K and V are never repeated."""
     num_kv_heads = k_SLKD.shape[2]
     q_SKRD = q_SHD.unflatten(1, (num_kv_heads, -1))
-    out = F.scaled_dot_product_attention(q_SKRD, k_SLKD.transpose(1, 2), v_SLKD.transpose(1, 2), attn_mask=group.mask, scale=scale)
+    out = F.scaled_dot_product_attention(
+        q_SKRD, k_SLKD.transpose(1, 2), v_SLKD.transpose(1, 2), attn_mask=group.bias(q_SHD.dtype), scale=scale
+    )
     return out.flatten(1, 2)
 
 
 def _prefill(q_QHD: torch.Tensor, k_SLKD: torch.Tensor, v_SLKD: torch.Tensor, group: Group, scale: float) -> torch.Tensor:
     """A chunk of one sequence."""
     out = F.scaled_dot_product_attention(
-        q_QHD.transpose(0, 1)[None], k_SLKD.transpose(1, 2), v_SLKD.transpose(1, 2), attn_mask=group.mask,
+        q_QHD.transpose(0, 1)[None], k_SLKD.transpose(1, 2), v_SLKD.transpose(1, 2), attn_mask=group.bias(q_QHD.dtype),
         is_causal=group.is_causal, scale=scale, enable_gqa=q_QHD.shape[1] != k_SLKD.shape[2],
     )  # fmt: skip
     return out[0].transpose(0, 1)

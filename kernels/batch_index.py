@@ -1,7 +1,7 @@
 """Indices into the pool that are the same for every layer of a step: made once a step, kept in the batch's metadata.
 
-A batch is cut into *groups*: decodes of similar context length are one group, each prefill chunk is one of its own. Shapes: S sequences
-of a group, Q query rows of each, L slots read by the longest.
+A batch is cut into *groups*: decodes of similar context length are one group, each prefill chunk is one of its own.
+Shapes: S sequences of a group, Q query rows of each, L slots read by the longest.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import torch
 
 from kvlab.kernels.interface import AttentionMetadata
 
+MAX_PADDING = 512
+"""Padded slots a group of decodes may have: about what a further group costs (its calls, in every layer) on a 2-core CPU."""
+
 
 @dataclass(slots=True)
 class Group:
@@ -20,8 +23,8 @@ class Group:
     Attributes:
         rows: int64 [S * Q], their rows in the batch, or a slice when they are consecutive.
         num_seqs, num_queries: S, Q. length: L.
-        slots: int64 [S * L]; where a sequence has fewer than L slots its first one is repeated, and `mask` hides it: unused slots of
-            the pool are never read, so whatever they hold (NaN too) can't leak.
+        slots: int64 [S * L]; where a sequence has fewer than L slots its first one is repeated, and `mask` hides it: unused
+            slots of the pool are never read, so whatever they hold (NaN too) can't leak.
         mask: bool [S, 1, Q, L], True where a query sees a slot; None: every query sees all (decodes of equal length).
         is_causal: a whole prompt: query i sees slots 0..i, no mask needed.
     """
@@ -33,6 +36,13 @@ class Group:
     slots: torch.Tensor
     mask: torch.Tensor | None
     is_causal: bool = False
+    _bias: torch.Tensor | None = None
+
+    def bias(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """`mask` as what is added to scores, 0 or -inf. Made once a step (attention would make it from a mask in every layer)."""
+        if self.mask is not None and (self._bias is None or self._bias.dtype != dtype):
+            self._bias = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device).masked_fill_(~self.mask, -torch.inf)
+        return self._bias
 
 
 @dataclass(slots=True)
@@ -72,9 +82,17 @@ def _read_span(meta: AttentionMetadata, seq: int) -> tuple[int, int]:
 
 
 def _similar_lengths(meta: AttentionMetadata) -> list[list[int]]:
-    """Decodes, cut into groups so that padding stays small. A function of the lengths alone."""
-    spans = [_read_span(meta, seq) for seq in range(meta.num_decodes)]
-    return [list(range(meta.num_decodes))] if spans else []
+    """Decodes, longest first, cut so that no group pads more than MAX_PADDING slots in all. A function of the lengths alone."""
+    lengths = [end - start for start, end in (_read_span(meta, seq) for seq in range(meta.num_decodes))]
+    groups: list[list[int]] = []
+    longest, padding = 0, 0
+    for seq in sorted(range(meta.num_decodes), key=lambda seq: -lengths[seq]):
+        padding += longest - lengths[seq]
+        if not groups or padding > MAX_PADDING:
+            groups.append([])
+            longest, padding = lengths[seq], 0
+        groups[-1].append(seq)
+    return groups
 
 
 def _decode_group(meta: AttentionMetadata, seqs: list[int]) -> Group:
@@ -88,11 +106,12 @@ def _decode_group(meta: AttentionMetadata, seqs: list[int]) -> Group:
     start_S1 = torch.tensor([start for start, _ in spans], device=device)[:, None]
     is_seen = index < length_S1
     positions_SL = torch.where(is_seen, index, 0) + start_S1
-    tables = meta.block_tables_SM[torch.tensor(seqs, device=device)]
+    seqs_S = torch.tensor(seqs, device=device)
+    tables = meta.block_tables_SM[seqs_S]
     slots = tables.gather(1, positions_SL // meta.block_size) * meta.block_size + positions_SL % meta.block_size
     mask = None if min(lengths) == longest else is_seen[:, None, None, :]
     is_run = seqs == list(range(seqs[0], seqs[0] + len(seqs)))
-    rows = slice(seqs[0], seqs[0] + len(seqs)) if is_run else torch.tensor(seqs, device=device)
+    rows = slice(seqs[0], seqs[0] + len(seqs)) if is_run else seqs_S
     return Group(rows, len(seqs), 1, longest, slots.flatten(), mask)
 
 
