@@ -112,7 +112,7 @@ def test_a_held_block_is_passed_over_and_keeps_its_place() -> None:
 def test_random_gives_every_candidate_the_same_chance_and_repeats_with_its_seed() -> None:
     """4,000 evictions among 4 candidates: each is expected 1,000 times, give or take 4.5 standard deviations (27.4)."""
     accesses = [[number] for number in range(4004)]
-    age = Counter()  # how many younger blocks were in the cache when one went
+    age: Counter[int] = Counter()  # how many younger blocks were in the cache when one went
     result = replay(accesses, Random(seed=3), capacity=4)
     held = [0, 1, 2, 3]
     for number, content in enumerate(result.evicted):

@@ -6,14 +6,19 @@ import sys
 from collections.abc import Sequence
 
 from kvlab.policies.registry import by_name
-from kvlab.replay import as_trace, check_capacity, replay
+from kvlab.replay import SEMANTICS, EngineOptions, ReplayResult, as_trace, check_capacity, replay
 from kvlab.types import KvlabError, UserError, unknown_name
 
-USAGE = (
-    "usage: python -m kvlab.replay TRACE [eviction=lru,fifo] [capacity=1000,0.1] [semantics=access] [limit=REQUESTS]\n"
-    "capacity: blocks, or a share of the trace's distinct blocks (a number below 1)."
-)
+USAGE = """usage: python -m kvlab.replay TRACE [KEY=VALUE ...]
+  TRACE                        a file, or a name in the folder KVLAB_TRACES
+  eviction=lru,fifo            policies
+  capacity=1000,5000           blocks; with semantics=access also a share of the trace's distinct blocks (0.1)
+  semantics=access             access: a classic cache simulation; engine: as an engine that serves one request after the other
+  limit=500                    the first so many requests
+  block_size=16 block_tokens=16 max_num_batched_tokens=2048   (semantics=engine; block_tokens: tokens that a hash id becomes)"""
 DEFAULTS = {"eviction": "lru", "capacity": "1000", "semantics": "access", "limit": ""}
+ENGINE_KEYS = ("block_size", "block_tokens", "max_num_batched_tokens")
+COLUMNS = ("policy", "capacity", "object_hits", "prefix_hits", "per block, any", "per block, prefix", "per token", "per request")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,33 +36,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _table(arguments: Sequence[str]) -> None:
-    options = dict(DEFAULTS)
+    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    for key in given:
+        if key not in (*DEFAULTS, *ENGINE_KEYS):
+            raise unknown_name("option", key, (*DEFAULTS, *ENGINE_KEYS))
+    settings = DEFAULTS | given
     paths = [argument for argument in arguments if "=" not in argument]
-    for key, value in (argument.split("=", 1) for argument in arguments if "=" in argument):
-        if key not in options:
-            raise unknown_name("option", key, options)
-        options[key] = value
     if len(paths) != 1:
         raise UserError(f"One trace is needed, {len(paths)} were given.\n{USAGE}")
-    policies = options["eviction"].split(",")
+    semantics = settings["semantics"]
+    if semantics not in SEMANTICS:
+        raise unknown_name("semantics", semantics, SEMANTICS)
+    sizes = {key: int(_number(key, given[key])) for key in ENGINE_KEYS if key in given}
+    options = EngineOptions(**sizes) if sizes else None
+    policies = settings["eviction"].split(",")
+    capacities = [_number("capacity", text) for text in settings["capacity"].split(",")]
     for name in policies:
-        by_name("eviction", name)  # a wrong name ends it before the trace is read
-    capacities = [_number("capacity", text) for text in options["capacity"].split(",")]
+        by_name("eviction", name)  # wrong names and numbers end it before the trace is read
     for capacity in capacities:
-        check_capacity(capacity)
-    limit = int(_number("limit", options["limit"])) if options["limit"] else None
-    trace = as_trace(paths[0], limit)
-    counts = f"{len(trace.blocks)} requests, {trace.num_accesses} block references, {trace.num_unique_blocks} distinct"
-    print(f"{trace.name}: {counts}; semantics {options['semantics']}, no warm-up")
-    header = "policy", "capacity", "object_hits", "prefix_hits", "per block, any", "per block, prefix", "per token", "per request"
-    print("  ".join(f"{name:>11}" for name in header))
-    for name in policies:
-        for capacity in capacities:
-            result = replay(trace, name, capacity, options["semantics"])
-            rates = result.object_hit_rate, result.prefix_hit_rate, result.token_hit_rate, result.request_hit_rate
-            cells = [name, result.capacity, result.object_hits, result.prefix_hits]
-            cells += ["-" if rate is None else f"{rate:.4f}" for rate in rates]
-            print("  ".join(f"{cell!s:>{max(11, len(title))}}" for cell, title in zip(cells, header, strict=True)))
+        check_capacity(capacity, semantics)
+    limit = int(_number("limit", settings["limit"])) if settings["limit"] else None
+    trace = paths[0] if semantics == "engine" else as_trace(paths[0], limit)
+    for number, (name, capacity) in enumerate((name, capacity) for name in policies for capacity in capacities):
+        result = replay(trace, name, capacity, semantics, limit, options)
+        if number == 0:
+            print(f"{result.trace}: {result.requests} requests, {result.accesses} blocks; semantics {semantics}, no warm-up left out")
+            print("  ".join(f"{column:>11}" for column in COLUMNS))
+        print(_row(result), flush=True)
+
+
+def _row(result: ReplayResult) -> str:
+    rates = result.object_hit_rate, result.prefix_hit_rate, result.token_hit_rate, result.request_hit_rate
+    cells = [result.policy, result.capacity, result.object_hits, result.prefix_hits]
+    cells += ["-" if rate is None else f"{rate:.4f}" for rate in rates]
+    return "  ".join(f"{cell!s:>{max(11, len(column))}}" for cell, column in zip(cells, COLUMNS, strict=True))
 
 
 def _number(name: str, text: str) -> int | float:

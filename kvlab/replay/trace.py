@@ -8,9 +8,7 @@ Formats, plain or gzipped, told apart by their first line:
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.types import UserError
-
-MOONCAKE_BLOCK_TOKENS = 512
+from kvlab.workload.mooncake import TRACE_BLOCK_TOKENS
+from kvlab.workload.traces import find_trace, numbered_lines
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class AccessTrace:
     times_s: Sequence[float]
     input_lengths: Sequence[int] | None = None
     output_lengths: Sequence[int] | None = None
-    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+    block_tokens: int = TRACE_BLOCK_TOKENS
 
     @property
     def num_accesses(self) -> int:
@@ -50,21 +48,21 @@ class AccessTrace:
         return len({block for blocks in self.blocks for block in blocks})
 
 
-def as_trace(trace: str | Path | AccessTrace | Iterable[Sequence[Hashable]], limit: int | None = None) -> AccessTrace:
-    """A trace from a path, an AccessTrace, or an iterable of requests (sequences of block ids); its first `limit` requests.
+def as_trace(trace: str | Path | AccessTrace | Iterable[Any], limit: int | None = None) -> AccessTrace:
+    """The first `limit` requests of a trace: a path or name (see `find_trace`), an AccessTrace, or sequences of block ids.
 
     UserError: no such file, a malformed row (with its number), or nothing in it.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"limit = {limit!r} is not allowed: at least 1 request (leave it out for all).")
     if isinstance(trace, (str, Path)):
-        return _read(Path(trace), limit)
+        return _read(find_trace(trace), limit)
     if isinstance(trace, AccessTrace):
         return trace if limit is None else _cut(trace, limit)
     blocks = list(islice(trace, limit))
     if not blocks:
         raise UserError("The trace holds no requests. Give a sequence of requests, each a sequence of block ids.")
-    if any(isinstance(request, (str, bytes)) or not isinstance(request, Sequence) for request in blocks):
+    # Text and records (`Served`) are sequences as well, but not of block ids.
+    others = (request for request in blocks if isinstance(request, (str, bytes)) or hasattr(request, "_fields"))
+    if next(others, None) is not None or not all(isinstance(request, Sequence) for request in blocks):
         raise UserError("Each request of a trace is a sequence of block ids: [[1, 2], [1, 3]]; single accesses: [[1], [2]].")
     return AccessTrace("requests", blocks, [0.0] * len(blocks))
 
@@ -76,13 +74,7 @@ def _cut(trace: AccessTrace, limit: int) -> AccessTrace:
 
 
 def _read(path: Path, limit: int | None) -> AccessTrace:
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            rows = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
-    except FileNotFoundError:
-        raise UserError(f"No trace at {path}. Give the path of a .jsonl or .txt file, plain or .gz.") from None
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise UserError(f"{path} can't be read as {'gzipped ' if path.suffix == '.gz' else ''}text: {error}.") from None
+    rows = list(numbered_lines(path))
     if not rows:
         raise UserError(f"{path} holds no requests.")
     if not rows[0][1].lstrip().startswith("{"):

@@ -1,0 +1,143 @@
+"""Semantics `engine`: an eviction policy under the engine's own cache manager, without scheduler, runner and clock.
+
+Requests are served one after the other, each to its end, in order of arrival: what an engine with max_num_seqs=1 and first come first
+served does, whose hits and evictions these are, request by request. Look-up comes first; hits and new blocks are held until the
+request ends; only full blocks are published and found, at most `num_tokens - 1` of a prompt; output blocks take room and are
+published as well; blocks are let go tail first.
+
+Deviation: `now` of a policy is (number of the request, its arrival), the engine's is (step, clock); policies that look at it differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from kvlab.cache.manager import KVCacheManager
+from kvlab.cache.pool import CachedBlock
+from kvlab.engine.runners.fake_tokens import FakeModel, hash_tokens
+from kvlab.engine.sequence import Sequence as Seq
+from kvlab.engine.sequence import SequenceGroup
+from kvlab.policies.base import EvictionPolicy
+from kvlab.policies.compression import Full
+from kvlab.policies.layout import Paged
+from kvlab.policies.prefix_cache import Hash
+from kvlab.replay.result import ReplayResult
+from kvlab.types import Now, Request, UserError
+from kvlab.workload.base import WorkloadContext
+from kvlab.workload.mooncake import MooncakeWorkload
+
+VOCAB_SIZE = 32_000
+_NO_LIMIT = 2**31 - 1
+
+
+class Served(NamedTuple):
+    """A request (of one sequence) and the tokens it was answered with, at least one."""
+
+    request: Request
+    output_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """block_size: tokens per block. max_num_batched_tokens: tokens a step computes (chunks of a prompt). block_tokens: tokens that a
+    hash id of a Mooncake file becomes (16 with blocks of 16: an id is a block).
+    """
+
+    block_size: int = 16
+    max_num_batched_tokens: int = 2048
+    block_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"{field.name} = {value!r} is not allowed: a positive integer (tokens).")
+
+
+def served_trace(path: str | Path, options: EngineOptions, limit: int | None) -> Iterator[Served]:
+    """Requests of a Mooncake file in order of arrival, answered by the fake model of the simulated runner.
+
+    Prompts and outputs shrink as blocks do (see MooncakeWorkload). UserError: malformed rows.
+    """
+    workload = MooncakeWorkload(path, block_tokens=options.block_tokens, limit=limit)
+    arrivals_s = workload.build(WorkloadContext(tokenizer=None, vocab_size=VOCAB_SIZE, max_model_len=_NO_LIMIT, seed=0))
+    for index, arrival_s in enumerate(arrivals_s):
+        request = workload.make(index)
+        request.arrival_s = arrival_s
+        yield Served(request, fake_output(request))
+
+
+def fake_output(request: Request) -> list[int]:
+    """The `max_tokens` tokens that the simulated runner answers a greedy request with that ignores EOS."""
+    model, sampling = FakeModel(VOCAB_SIZE), request.sampling
+    num_prompt = len(request.prompt_token_ids)
+    prefix_hash = hash_tokens(request.prompt_token_ids, 0)
+    output: list[int] = []
+    for position in range(num_prompt, num_prompt + sampling.max_tokens):
+        output.append(model.next_token(prefix_hash, position, num_prompt, sampling, seed=0, stream=0))
+        prefix_hash = (prefix_hash + hash_tokens(output[-1:], position)) % 2**64
+    return output
+
+
+def replay_engine(served: Iterable[Served], policy: EvictionPolicy, name: str, capacity: int, options: EngineOptions,
+                  trace: str) -> ReplayResult:  # fmt: skip
+    """Serve every request through one pool of `capacity` blocks; `name` and `trace` are for the result.
+
+    A prompt that can never fit is passed over, one that outgrows the pool ends there, as in the engine.
+
+    Raises:
+        UserError: no requests, a request without output tokens or of several sequences. IllegalDecision: the policy's fault.
+    """
+    block_size = options.block_size
+    evicted: list[bytes] = []
+
+    def note(kind: str, tier: str, block: CachedBlock) -> None:
+        if kind == "evict" and block.content is not None:
+            evicted.append(block.content)
+
+    kv = KVCacheManager(capacity, 0, block_size, policy, Hash(), Paged(), Full(), _NO_LIMIT, track_shareable=False, on_event=note)
+    num_blocks, hits, num_tokens = [], [], []
+    for number, (request, output) in enumerate(served):
+        if not output or not request.prompt_token_ids or request.sampling.num_sequences > 1:
+            raise UserError(f"Request {request.request_id!r} can't be replayed: one sequence, with a prompt and at least one output token.")
+        kv.set_now(Now(number, request.arrival_s))
+        hits.append(_serve(kv, number, request, output, options.max_num_batched_tokens))
+        num_tokens.append(len(request.prompt_token_ids))
+        num_blocks.append(num_tokens[-1] // block_size)
+    if not hits:
+        raise UserError(f"{trace} holds no requests.")
+    hit_array = np.array(hits, dtype=np.int32)
+    return ReplayResult(trace, name, "engine", capacity, np.array(num_blocks, dtype=np.int32), hit_array, hit_array,
+                        hit_array.astype(np.int64) * block_size, np.array(num_tokens, dtype=np.int64), tuple(evicted))  # fmt: skip
+
+
+def _serve(kv: KVCacheManager, number: int, request: Request, output: Sequence[int], max_num_batched_tokens: int) -> int:
+    """Run one request to its end; returns the blocks of its prompt that were found."""
+    size, prompt = kv.block_size, request.prompt_token_ids
+    if kv.num_blocks_for(len(prompt)) > kv.pool.num_blocks:
+        return 0  # the engine refuses it
+    group = SequenceGroup(number, request, 0, (), len(output))
+    seq = Seq(number, group, 0, list(prompt))
+    group.seqs.append(seq)
+    hits = kv.find_prefix(seq, len(prompt) - 1)
+    target = min(len(hits) * size + max_num_batched_tokens, len(prompt))
+    if not kv.enter(group, hits, target):
+        return 0
+    seq.tokens += output
+    end = len(seq.tokens) - 1  # nobody reads the KV of the last token
+    while True:
+        seq.num_computed = target
+        kv.publish(seq)
+        if target >= end:
+            break
+        # A chunk of the prompt, or as many decode steps as fill a block: between two boundaries nothing happens to the pool.
+        target = min(target + max_num_batched_tokens, len(prompt)) if target < len(prompt) else min((target // size + 1) * size, end)
+        if not kv.grow([(seq, target)]):
+            break  # alone in the pool and no room: the engine ends it
+    kv.release(seq)
+    return len(hits)
