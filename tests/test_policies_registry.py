@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from pathlib import Path
 
 import pytest
+import yaml
 
 from kvlab.policies.eviction import Lru
 from kvlab.policies.preemption import Lifo
@@ -107,3 +109,12 @@ def test_a_class_knows_its_seam() -> None:
     assert seam_of(Recompute) == "preemption/mode"
     with pytest.raises(UserError, match="int is no policy"):
         seam_of(int)
+
+
+def test_every_policy_has_a_yaml_of_its_name_that_sets_its_parameters() -> None:
+    """conf/<seam>/<name>.yaml names the class, knows no other keys, and leaves out only a parameter that is a group of its own."""
+    root = Path(__file__).resolve().parents[1] / "conf"
+    for row in list_policies():
+        keys = yaml.safe_load((root / row.seam / f"{row.name}.yaml").read_text())
+        assert keys.pop("_target_") == f"{row.cls.__module__}.{row.cls.__name__}"
+        assert set(keys) == set(row.parameters) - {"mode"}, f"{row.seam}/{row.name}"
