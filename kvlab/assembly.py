@@ -24,6 +24,7 @@ from kvlab.model.config import LlamaConfig
 from kvlab.model.loading import DTYPES, LoadedModel, ModelSpec, load_model
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.policies.registry import by_name
+from kvlab.trace import read_outcomes
 from kvlab.types import Listener, UserError
 
 MODELS_KEPT = 2
@@ -95,7 +96,7 @@ def recorded_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
     """runner=recorded: the outcomes of a real run, on its clock."""
     if not config["run"]:
         raise UserError("runner=recorded needs run=FOLDER, the folder of a run that was made with record.outcomes=true.")
-    runner = RecordedRunner.from_folder(Path(config["run"]))
+    runner = RecordedRunner(read_outcomes(Path(config["run"])), str(config["run"]))
     tokenizer, eos_token_ids = spec.text()
     shape = spec.shape()
     return Parts(runner, runner.clock(), shape, tokenizer, eos_token_ids, _stated_dtype(config, shape, "float32"), "recorded", "none")

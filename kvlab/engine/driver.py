@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvlab.engine.engine import Engine
-from kvlab.types import RequestRecord, UserError
-from kvlab.workload.base import Workload
+from kvlab.types import Request, RequestRecord, UserError
+
+
+class RequestSource(Protocol):
+    """Where requests come from; `kvlab.workload.base.Workload` is one, after `start`."""
+
+    def due(self, now_s: float) -> list[Request]:
+        """Requests with arrival_s <= now_s, each once, in order."""
+
+    def next_arrival_s(self) -> float | None:
+        """When the next known request is due; None: nothing known until something ends, or the end."""
+
+    def on_finish(self, record: RequestRecord) -> None:
+        """A request has ended; it may bring another one."""
+
+    @property
+    def exhausted(self) -> bool:
+        """No request will ever come again."""
+
+    @property
+    def num_requests(self) -> int | None:
+        """Requests of the whole run, where known."""
 
 
 class Progress(NamedTuple):
@@ -20,7 +40,7 @@ class Progress(NamedTuple):
     now_s: float
 
 
-def drive(engine: Engine, workload: Workload, on_progress: Callable[[Progress], None] | None = None,
+def drive(engine: Engine, workload: RequestSource, on_progress: Callable[[Progress], None] | None = None,
           on_refused: str = "record") -> None:  # fmt: skip
     """Serve a started workload until it is exhausted.
 

@@ -8,24 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvlab.trace.store import iter_rows
-from kvlab.types import Candidate, Outcome, Plan, StepStats, TokenLogprobs, UserError
-
-
-class RecordedStep(NamedTuple):
-    """One step of a recorded run.
-
-    `now_s`, `end_s`: the engine's clock when the plan was made and after its commit. `seq_ids`, `num_new_tokens`: the plan's
-    scheduled sequences, to notice a replay that decides otherwise.
-    """
-
-    now_s: float
-    end_s: float
-    seq_ids: tuple[int, ...]
-    num_new_tokens: tuple[int, ...]
-    outcome: Outcome
+from kvlab.types import Candidate, Outcome, Plan, RecordedStep, StepStats, TokenLogprobs, UserError
 
 
 def outcome_row(plan: Plan, outcome: Outcome, stats: StepStats) -> tuple[Any, ...]:

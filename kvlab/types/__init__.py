@@ -11,6 +11,7 @@ from kvlab.types.plan import (
     Outcome,
     Plan,
     Preempted,
+    RecordedStep,
     ScheduledSeq,
     SeqStart,
     TokenLogprobs,
@@ -21,6 +22,6 @@ from kvlab.types.views import BlockView, GroupView, Now, PoolView, QueuesView
 
 __all__ = [
     "Admitted", "BlockCopy", "BlockEvent", "BlockTransfer", "BlockView", "Blocked", "Candidate", "GroupView", "IllegalDecision",
-    "KvlabError", "Listener", "Now", "Outcome", "Plan", "PoolView", "Preempted", "QueuesView", "Request", "RequestRecord",
+    "KvlabError", "Listener", "Now", "Outcome", "Plan", "PoolView", "Preempted", "QueuesView", "RecordedStep", "Request", "RequestRecord",
     "RequestTooLong", "SamplingParams", "ScheduledSeq", "SeqStart", "StepStats", "TokenLogprobs", "UserError", "unknown_name",
 ]  # fmt: skip

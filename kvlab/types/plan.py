@@ -177,3 +177,17 @@ class Outcome(NamedTuple):
     candidates: dict[int, tuple[Candidate, ...]] = {}  # noqa: RUF012
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}  # noqa: RUF012
     execute_s: float = 0.0
+
+
+class RecordedStep(NamedTuple):
+    """One step of a recorded run: with the clock's readings, all that a replay needs.
+
+    `now_s`, `end_s`: the engine's clock when the plan was made and after its commit. `seq_ids`, `num_new_tokens`: the plan's
+    scheduled sequences, to notice a replay that decides otherwise.
+    """
+
+    now_s: float
+    end_s: float
+    seq_ids: tuple[int, ...]
+    num_new_tokens: tuple[int, ...]
+    outcome: Outcome

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from kvlab.engine.clock import RecordedClock
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
-from kvlab.trace.outcomes import RecordedStep, read_outcomes
-from kvlab.types import Plan, UserError
+from kvlab.types import Plan, RecordedStep, UserError
 
 
 class RecordedRunner:
     """Gives back recorded outcomes in order.
 
     Args:
-        steps: the run's steps (`kvlab.trace.outcomes`). name: what to call the run in messages.
+        steps: the run's steps, as `kvlab.trace.read_outcomes(folder)` gives them. name: what to call the run in messages.
     """
 
     def __init__(self, steps: Iterable[RecordedStep], name: str = "the recorded run") -> None:
         self.steps = list(steps)
         self.name = name
         self._next = 0
-
-    @classmethod
-    def from_folder(cls, folder: str | Path) -> RecordedRunner:
-        """From a run folder with outcomes. Raises UserError when it holds none."""
-        return cls(read_outcomes(Path(folder)), str(folder))
 
     def clock(self) -> RecordedClock:
         """The run's clock."""
