@@ -12,8 +12,7 @@ STAMP := $(VENV)/.kvlab-installed
 # pytest workers; torch gets one thread in each, so that two workers use two cores.
 JOBS ?= 2
 ARGS ?=
-# Real traces are not part of the repository: KVLAB_TRACES=FOLDER selects the tests that read them.
-NO_TRACES := $(if $(KVLAB_TRACES),, and not traces)
+
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 help: ## this list
@@ -33,13 +32,13 @@ demo: model ## a real run with +policy=lru, its table and its folder
 	$(BIN)/python -m kvlab.experiment +policy=lru $(ARGS)
 
 test: checks model ## what CI runs: checks and all tests except the `full` ones
-	$(PYTEST) -m "not full$(NO_TRACES)" $(ARGS)
+	$(PYTEST) -m "not full" $(ARGS)
 
 test-fast: model ## under two minutes: no checks, no slow tests
-	$(PYTEST) -m "not full and not slow$(NO_TRACES)" $(ARGS)
+	$(PYTEST) -m "not full and not slow" $(ARGS)
 
 test-full: checks model ## everything
-	$(PYTEST) $(if $(KVLAB_TRACES),,-m "not traces") $(ARGS)
+	$(PYTEST) $(ARGS)
 
 checks: lint ## ruff, mypy, import-linter, stripped notebooks
 	$(BIN)/mypy
