@@ -52,8 +52,10 @@ def make_batch(contexts: list[int], queries: list[int], block_size: int, seed: i
     return metadata(new, tables, contexts, queries, block_size, window), slots, num_blocks
 
 
-def run(contexts: list[int], queries: list[int], heads: tuple[int, int, int], block_size: int, *, window: int | None = None,
-        dtype: torch.dtype = torch.float64, kv_dtype: torch.dtype | None = None, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def run(
+    contexts: list[int], queries: list[int], heads: tuple[int, int, int], block_size: int, *, window: int | None = None,
+    dtype: torch.dtype = torch.float64, kv_dtype: torch.dtype | None = None, seed: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(result, reference) with every slot that belongs to nobody poisoned by NaN. Contents do not depend on block size or seed."""
     num_heads, num_kv_heads, head_dim = heads
     meta, slots, num_blocks = make_batch(contexts, queries, block_size, seed, window)

@@ -8,7 +8,7 @@ from model_support import PagedRun, hf_llama, our_llama, random_weights
 
 from kvlab.model import LlamaConfig, RopeScaling
 
-BASE = dict(vocab_size=97, hidden_size=48, intermediate_size=112, num_layers=3, max_position_embeddings=512)
+BASE = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 112, "num_layers": 3, "max_position_embeddings": 512}
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
 CONFIGS = {
     "gqa1_untied": LlamaConfig(**BASE, num_heads=6, num_kv_heads=6, head_dim=8),
@@ -16,8 +16,8 @@ CONFIGS = {
     "gqa8_llama3_rope": LlamaConfig(**BASE, num_heads=8, num_kv_heads=1, head_dim=6, rope_theta=500000.0, rope_scaling=LLAMA3),
     "linear_rope_biases": LlamaConfig(**BASE, num_heads=4, num_kv_heads=2, head_dim=20, attention_bias=True, mlp_bias=True,
                                       rope_scaling=RopeScaling("linear", 4.0)),
-    "gqa3_tied_llama3_rope": LlamaConfig(**(BASE | {"hidden_size": 72}), num_heads=9, num_kv_heads=3, head_dim=16, rms_norm_eps=1e-6, rope_scaling=LLAMA3,
-                                         tie_word_embeddings=True),
+    "gqa3_tied_llama3_rope": LlamaConfig(**(BASE | {"hidden_size": 72}), num_heads=9, num_kv_heads=3, head_dim=16, rms_norm_eps=1e-6,
+                                         rope_scaling=LLAMA3, tie_word_embeddings=True),
 }  # fmt: skip
 LENGTH = 60
 
@@ -37,7 +37,7 @@ def case(request: pytest.FixtureRequest) -> tuple[LlamaConfig, dict[str, torch.T
 def run_all_ways(config: LlamaConfig, weights: dict[str, torch.Tensor], ids: list[int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Logits of all positions from prefill, chunked prefill beside another sequence, decode, and decode on another's cached blocks."""
     run = PagedRun(our_llama(config, weights, dtype), num_blocks=64, block_size=5)
-    run.tables = {0: list(range(0, 20)), 1: list(range(40, 20, -1)), 2: list(range(60, 40, -1))}
+    run.tables = {0: list(range(20)), 1: list(range(40, 20, -1)), 2: list(range(60, 40, -1))}
     found = {"prefill": run.step({0: ids})[0]}
     chunks = [run.step({1: ids[:1], 2: ids[:7]})[1]]
     chunks += [run.step({1: ids[start : start + 13]})[1] for start in range(1, LENGTH, 13)]
@@ -50,7 +50,8 @@ def run_all_ways(config: LlamaConfig, weights: dict[str, torch.Tensor], ids: lis
     return found
 
 
-POSITIONS = {"prefill": slice(0, LENGTH), "chunked prefill": slice(0, LENGTH), "decode": slice(7, LENGTH), "decode on cached blocks": slice(40, 50)}
+POSITIONS = {"prefill": slice(0, LENGTH), "chunked prefill": slice(0, LENGTH), "decode": slice(7, LENGTH),
+             "decode on cached blocks": slice(40, 50)}  # fmt: skip
 
 
 def test_float64_equals_transformers(case) -> None:

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kvlab.model.checkpoint import save_folder
@@ -54,12 +55,14 @@ def bundled_folder() -> Path:
         with _lock(folder.parent / f"{FOLDER}.lock"):
             _make(folder)
     except OSError as error:
-        raise UserError(f"Can't prepare SmolLM2 in {folder}: {error}. Free about 1 GB there, or set KVLAB_CACHE to another folder.") from error
+        raise UserError(
+            f"Can't prepare SmolLM2 in {folder}: {error}. Free about 1 GB there, or set KVLAB_CACHE to another folder."
+        ) from error
     return folder
 
 
-def _lock(path: Path):  # type: ignore[no-untyped-def]  # filelock comes with torch
-    from filelock import FileLock
+def _lock(path: Path) -> AbstractContextManager[object]:
+    from filelock import FileLock  # comes with torch
 
     return FileLock(path)
 
@@ -71,6 +74,8 @@ def _make(folder: Path) -> None:
         if reason is None:  # another process made it while this one waited
             return
         print(f"kvlab: {folder} is broken ({reason}); making it again.", file=sys.stderr)
+    for left_over in folder.parent.glob(f".{FOLDER}-*"):  # of a process that was killed: nobody else works here while we hold the lock
+        shutil.rmtree(left_over, ignore_errors=True)
     if (free := shutil.disk_usage(folder.parent).free) < NEEDED_BYTES:
         raise OSError(f"{free / 1e9:.1f} GB free, {NEEDED_BYTES / 1e9:.1f} GB needed")
     with tempfile.TemporaryDirectory(prefix=f".{FOLDER}-", dir=folder.parent) as scratch:

@@ -115,7 +115,8 @@ class Weights:
         missing = [name for name in shapes if name not in self._file_of]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise UserError(f"{self.folder}: tensor {missing[0]!r}{more} is missing from {_names(self.files)}, but config.json asks for it.")
+            raise UserError(f"{self.folder}: tensor {missing[0]!r}{more} is missing from {_names(self.files)}, but config.json asks for"
+                            " it. Download or copy the folder again.")  # fmt: skip
         unknown = sorted(name for name in self._file_of if name not in shapes and not _may_be_ignored(name, is_tied))
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""

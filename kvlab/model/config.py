@@ -113,7 +113,7 @@ class LlamaConfig:
             if self.rope_scaling.kind == "llama3":
                 names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
                 rope |= {name: getattr(self.rope_scaling, name) for name in names}
-        eos: int | list[int] | None = list(self.eos_token_ids) or None
+        eos = list(self.eos_token_ids)
         return {
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
             "vocab_size": self.vocab_size, "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
@@ -122,7 +122,7 @@ class LlamaConfig:
             "rms_norm_eps": self.rms_norm_eps, "rope_theta": self.rope_theta, "rope_parameters": rope,
             "rope_scaling": None if self.rope_scaling is None else {k: v for k, v in rope.items() if k != "rope_theta"},
             "tie_word_embeddings": self.tie_word_embeddings, "attention_bias": self.attention_bias, "mlp_bias": self.mlp_bias,
-            "bos_token_id": self.bos_token_id, "eos_token_id": eos[0] if eos and len(eos) == 1 else eos,
+            "bos_token_id": self.bos_token_id, "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
             "torch_dtype": self.stored_dtype or "float32", "dtype": self.stored_dtype or "float32",
         }  # fmt: skip
 

@@ -85,8 +85,8 @@ class GGUFFile:
         _byte_level_bpe(tokens, self.field("tokenizer.ggml.merges"), self.field("tokenizer.ggml.token_type")).save(
             str(folder / "tokenizer.json")
         )
-        special = {name: tokens[self.field(f"tokenizer.ggml.{key}_token_id")]
-                   for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))}  # fmt: skip
+        keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+        special = {name: tokens[self.field(f"tokenizer.ggml.{key}_token_id")] for name, key in keys.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": self.field("llama.context_length"),
                   "clean_up_tokenization_spaces": False, **special}  # fmt: skip
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

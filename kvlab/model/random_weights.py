@@ -66,23 +66,28 @@ def dummy_model(shape: str, num_layers: int | None, seed: int, dtype: torch.dtyp
     return _random_model(config, draw, name, f"seed={seed} device={device.type}", None)
 
 
-def tiny_model(seed: int, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """The tiny model. Weights are drawn in float64 on the CPU: the same numbers, rounded, for every dtype and device.
+def tiny_weights(seed: int) -> dict[str, torch.Tensor]:
+    """Float64 weights of the tiny model under their Hugging Face names, drawn on the CPU.
 
     Projections have unit gain (std 1 / sqrt(fan in)), embeddings std 1: attention and MLP really change the hidden state, so that
     greedy tokens vary with the whole context instead of settling on one, and the gap between the best two logits is rarely small.
     """
     generator = torch.Generator().manual_seed(seed)
-
-    def draw(name: str, size: tuple[int, ...]) -> torch.Tensor:
+    weights = {}
+    for name, size in tensor_shapes(TINY).items():
         if len(size) == 1:
-            weight = torch.ones(size, dtype=torch.float64)
+            weights[name] = torch.ones(size, dtype=torch.float64)
         else:
             std = 1.0 if "embed_tokens" in name else size[1] ** -0.5
-            weight = torch.empty(size, dtype=torch.float64).normal_(0.0, std, generator=generator)
-        return weight.to(dtype=dtype, device=device)
+            weights[name] = torch.empty(size, dtype=torch.float64).normal_(0.0, std, generator=generator)
+    return weights
 
-    return _random_model(TINY, draw, "tiny", f"seed={seed}", ByteTokenizer(TINY.vocab_size))
+
+def tiny_model(seed: int, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """The tiny model: the same numbers, rounded, for every dtype and device."""
+    weights = tiny_weights(seed)
+    tokenizer = ByteTokenizer(TINY.vocab_size)
+    return _random_model(TINY, lambda name, _: weights[name].to(dtype=dtype, device=device), "tiny", f"seed={seed}", tokenizer)
 
 
 def _random_model(config: LlamaConfig, draw: Callable[[str, tuple[int, ...]], torch.Tensor], name: str, origin: str,
