@@ -64,7 +64,7 @@ def test_logits_are_left_as_they_were() -> None:
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5, "top_k": 2}, {"logprobs": 0}])
 @pytest.mark.parametrize("broken", [[math.nan, 1.0, 2.0], [-INF, -INF, -INF]])
 def test_logits_without_a_number_are_an_error(params: dict[str, float], broken: list[float]) -> None:
-    with pytest.raises(RuntimeError, match="1 of 2 rows"):
+    with pytest.raises(RuntimeError, match=r"logits are NaN \(or all -inf\) in 1 of"):
         sample(torch.tensor([[0.0, 1.0, 2.0], broken]), [state(**params), state(**params)], [1, 1], [1, 1])
 
 
@@ -83,7 +83,7 @@ def test_top_p_by_hand() -> None:
 
 
 def test_top_p_with_a_flat_distribution_sorts_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filters, "NUCLEUS_GUESS", 4)
+    monkeypatch.setattr(filters, "NUCLEUS_GUESSES", (4, 6))
     flat = torch.zeros(2, 10, dtype=torch.float64)
     assert kept(keep_top_p(flat, torch.tensor([[0.65], [0.3]], dtype=torch.float64))) == [list(range(7)), [0, 1, 2]]
 
@@ -253,12 +253,33 @@ def test_shares_match_the_distribution(params: dict[str, float], expected: list[
     assert chi_square < 16.3  # 3 degrees of freedom, 0.1 %
 
 
+def test_a_small_top_k_taken_out_draws_the_same_as_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(5)
+    logits = torch.randn(12, 40).round(decimals=1)  # with ties, also at the border
+    rows = [state(seed=i, temperature=1.0 + 0.1 * i, top_k=1 + 4 * i, top_p=(1.0, 0.7)[i % 2], min_p=(0.0, 0.0, 0.1)[i % 3])
+            for i in range(12)]  # fmt: skip
+    narrow = sample(logits, rows, [3] * 12, [50] * 12).tokens
+    is_exact = filters.take_top_k(logits, [min(1 + 4 * i, 40) for i in range(12)])[2]
+    assert 0 < sum(is_exact) < 12  # both ways were taken
+    monkeypatch.setattr(sampler, "NARROW_TOP_K", 0)
+    assert sample(logits, rows, [3] * 12, [50] * 12).tokens == narrow
+
+
+def test_take_top_k_by_hand() -> None:
+    values, ids, is_exact = filters.take_top_k(torch.tensor([[5.0, 1.0, 4.0, 3.0]] * 2 + [[2.0, 7.0, 2.0, 2.0]] * 3), [2, 9, 2, 1, 4])
+    assert ids.tolist()[:2] == [[0, 1, 2, 3]] * 2
+    assert values.tolist()[0] == [5.0, -INF, 4.0, -INF]
+    assert values.tolist()[1] == [5.0, 1.0, 4.0, 3.0]
+    assert values.tolist()[3] == [-INF, 7.0, -INF, -INF]
+    assert is_exact == [True, True, False, True, True]
+
+
 def test_rows_in_chunks_are_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(4)
     logits = torch.randn(9, 64)
     rows = [state(seed=i, temperature=0.5 + 0.2 * i, top_p=1 - 0.05 * i, top_k=i) for i in range(9)]
     whole = sample(logits, rows, list(range(9)), [1] * 9).tokens
-    monkeypatch.setattr(sampler, "MAX_ELEMENTS", 200)
+    monkeypatch.setattr(sampler, "MAX_ELEMENTS", (200, 200))
     assert sample(logits, rows, list(range(9)), [1] * 9).tokens == whole
 
 

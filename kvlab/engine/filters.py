@@ -15,8 +15,11 @@ from kvlab.types import SamplingParams
 
 Ids = npt.NDArray[np.int64]
 
-NUCLEUS_GUESS = 1024
-"""Tokens that top_p sorts at first; only where they hold too little of the mass is the whole vocabulary sorted."""
+NUCLEUS_GUESSES = (128, 2048)
+"""Tokens that top_p sorts at first; only where they hold too little of the mass are more sorted, at last the whole vocabulary."""
+
+NARROW_TOP_K = 1024
+"""Up to this top_k the k largest are taken out and all else is done with them alone."""
 
 
 def penalise(logits_SV: torch.Tensor, rows: Sequence[int], params: Sequence[SamplingParams],
@@ -65,11 +68,28 @@ def keep_top_k(logits_RV: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
     return logits_RV.masked_fill(logits_RV < floor_R1, -torch.inf)
 
 
+def take_top_k(logits_RV: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
+    """The k largest logits of each row, as [R, max k] with -inf behind a shorter row's k, and their ids, ascending.
+
+    Also, for each row, whether that is the same as `keep_top_k`: it is not where others equal the k-th.
+    """
+    size = logits_RV.shape[1]
+    width = min(max(top_k), size)
+    values, ids = logits_RV.topk(min(width + 1, size), dim=-1)
+    counts_R1 = torch.tensor(top_k, device=logits_RV.device).clamp(max=size)[:, None]
+    border = values.gather(1, counts_R1 - 1), values.gather(1, counts_R1.clamp(max=values.shape[1] - 1))
+    is_exact = ((border[0] != border[1]) | (counts_R1 == size)).flatten().tolist()
+    ranks = torch.arange(width, device=logits_RV.device)
+    values = values[:, :width].masked_fill(ranks >= counts_R1, -torch.inf)
+    ids, order = ids[:, :width].sort(dim=-1)
+    return values.gather(1, order), ids, is_exact
+
+
 def keep_top_p(logits_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
     """Keep the fewest likely tokens whose probabilities reach `top_p`, at least one; of equals at the border the lower ids."""
     size = logits_RV.shape[1]
     total_R1 = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).exp().cumsum(dim=-1)[:, -1:]
-    for guess in dict.fromkeys((min(NUCLEUS_GUESS, size), size)):
+    for guess in (*(guess for guess in NUCLEUS_GUESSES if guess < size), size):
         sorted_Rk = logits_RV.topk(guess, dim=-1).values
         mass_Rk = (sorted_Rk - sorted_Rk[:, :1]).exp()
         # A token stays if those before it hold less than top_p.
@@ -80,10 +100,12 @@ def keep_top_p(logits_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
     num_kept_R1 = torch.where(top_p_R1 < 1, stays_Rk.sum(dim=-1, keepdim=True), size)
     floor_R1 = sorted_Rk.gather(1, (num_kept_R1.clamp(max=sorted_Rk.shape[1]) - 1))
     floor_R1 = torch.where(top_p_R1 < 1, floor_R1, -torch.inf)
-    num_larger_R1 = (logits_RV > floor_R1).sum(dim=-1, keepdim=True)
-    ties_RV = logits_RV == floor_R1
-    surplus_RV = ties_RV & (ties_RV.cumsum(dim=-1) > num_kept_R1 - num_larger_R1)
-    return logits_RV.masked_fill((logits_RV < floor_R1) | surplus_RV, -torch.inf)
+    below_RV = logits_RV < floor_R1
+    num_surplus_R1 = size - below_RV.sum(dim=-1, keepdim=True) - num_kept_R1
+    if bool((num_surplus_R1 > 0).any()):  # more tokens at the border than may stay: the last of them go
+        ties_RV = logits_RV == floor_R1
+        below_RV |= ties_RV & (ties_RV.cumsum(dim=-1) > ties_RV.sum(dim=-1, keepdim=True) - num_surplus_R1)
+    return logits_RV.masked_fill(below_RV, -torch.inf)
 
 
 def top_k_stable(values_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

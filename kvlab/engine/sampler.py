@@ -11,7 +11,7 @@ Deviations: ties at the border of top_p keep the lower ids (vLLM: whatever its s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
@@ -20,13 +20,13 @@ import numpy.typing as npt
 import torch
 
 from kvlab.engine.beam import num_beam_candidates
-from kvlab.engine.filters import keep_min_p, keep_top_k, keep_top_p, penalise, top_k_stable
+from kvlab.engine.filters import NARROW_TOP_K, keep_min_p, keep_top_k, keep_top_p, penalise, take_top_k, top_k_stable
 from kvlab.engine.randomness import uniforms
 from kvlab.engine.stopping import end_token_ids
 from kvlab.types import Candidate, SamplingParams, SeqStart, TokenLogprobs
 
-MAX_ELEMENTS = 2**22
-"""Logits that are processed in float64 at a time: bounds the memory of sampling (about six such arrays)."""
+MAX_ELEMENTS = (2**18, 2**24)
+"""Logits that are drawn from at a time, in float64: on a CPU (what its caches hold), on a GPU (so that launches are few)."""
 
 
 @dataclass(slots=True)
@@ -99,11 +99,8 @@ def sample(logits_SV: torch.Tensor, states: Sequence[SamplingState], positions: 
     if greedy:
         for row, token in zip(greedy, _greedy(work_SV[greedy]), strict=True):
             tokens[row] = (token,) * num_samples[row]
-    drawn = [row for row, state in enumerate(states) if state.sampling.temperature > 0]
-    chunk = max(1, MAX_ELEMENTS // logits_SV.shape[1])
-    for first in range(0, len(drawn), chunk):
-        rows = drawn[first : first + chunk]
-        picked = _draw(work_SV[rows], [states[row] for row in rows], [positions[row] for row in rows],
+    for rows, logits_RV, ids_RV in _portions(work_SV, states):
+        picked = _draw(logits_RV, ids_RV, [states[row] for row in rows], [positions[row] for row in rows],
                        [num_samples[row] for row in rows])  # fmt: skip
         for row, row_tokens in zip(rows, picked, strict=True):
             tokens[row] = row_tokens
@@ -164,7 +161,29 @@ def _split(state: SamplingState, position: int) -> tuple[npt.NDArray[np.int64], 
     return state.history[: state.num_prompt_tokens], state.history[state.num_prompt_tokens : position]
 
 
-def _draw(logits_RV: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int],
+def _portions(logits_SV: torch.Tensor, states: Sequence[SamplingState]) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor | None]]:
+    """The rows to draw, a few at a time: (rows, their logits, ids of the logits' columns or None for all).
+
+    Which way a row goes depends on that row alone, so its token does too.
+    """
+    drawn = [row for row, state in enumerate(states) if state.sampling.temperature > 0]
+    narrow = [row for row in drawn if 0 < states[row].sampling.top_k <= NARROW_TOP_K]
+    taken: list[int] = []
+    if narrow:
+        values_RK, ids_RK, is_exact = take_top_k(logits_SV[narrow], [states[row].sampling.top_k for row in narrow])
+        exact = [i for i, one in enumerate(is_exact) if one]
+        taken = [narrow[i] for i in exact]
+        if taken:
+            yield taken, values_RK[exact], ids_RK[exact]
+    done = set(taken)
+    wide = [row for row in drawn if row not in done]
+    chunk = max(1, MAX_ELEMENTS[logits_SV.device.type == "cuda"] // logits_SV.shape[1])
+    for first in range(0, len(wide), chunk):
+        rows = wide[first : first + chunk]
+        yield rows, logits_SV[rows], None
+
+
+def _draw(logits_RV: torch.Tensor, ids_RV: torch.Tensor | None, states: Sequence[SamplingState], positions: Sequence[int],
           num_samples: Sequence[int]) -> list[tuple[int, ...]]:  # fmt: skip
     """`num_samples` tokens of each row by inverse CDF."""
     params = [state.sampling for state in states]
@@ -175,7 +194,7 @@ def _draw(logits_RV: torch.Tensor, states: Sequence[SamplingState], positions: S
         scaled_RV = keep_top_k(scaled_RV, [p.top_k for p in params])
     if any(p.top_p < 1 for p in params):
         scaled_RV = keep_top_p(scaled_RV, _column(logits_RV, [p.top_p for p in params]))
-    cumulative_RV = (scaled_RV - scaled_RV.amax(dim=-1, keepdim=True)).exp().cumsum(dim=-1)
+    cumulative_RV = scaled_RV.sub_(scaled_RV.amax(dim=-1, keepdim=True)).exp_().cumsum(dim=-1)
     streams = np.array([state.stream for state in states])[:, None] + np.arange(max(num_samples))
     seeds = np.array([[state.seed % 2**64] for state in states], dtype=np.uint64)
     uniform_Rn = uniforms(seeds, streams, np.array(positions)[:, None])
@@ -184,6 +203,8 @@ def _draw(logits_RV: torch.Tensor, states: Sequence[SamplingState], positions: S
     below_total_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
     targets_Rn = torch.minimum(torch.from_numpy(uniform_Rn).to(logits_RV.device) * total_R1, below_total_R1)
     ids_Rn = torch.searchsorted(cumulative_RV, targets_Rn, right=True)
+    if ids_RV is not None:
+        ids_Rn = ids_RV.gather(1, ids_Rn.clamp(max=ids_RV.shape[1] - 1))  # a row of NaN points behind the end
     picked = torch.where(torch.isfinite(total_R1), ids_Rn, -1).tolist()
     _check([row[0] for row in picked])
     return [tuple(row[:n]) for row, n in zip(picked, num_samples, strict=True)]
