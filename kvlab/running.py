@@ -97,6 +97,7 @@ def run(
             summary = summarize(recorder.steps(), recorder.requests())
             _refuse_nothing_served(summary, recorder)
             out.finish(summary)
+            _log.info("finished: %d requests, %d steps", summary["num_requests"], summary["num_steps"])
         except BaseException as error:
             _log.error("%s: %s", type(error).__name__, error)
             out.fail(error, _what_there_is(recorder))
@@ -111,11 +112,14 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
     sizes = engine_config(setup.config, setup.policies, parts)
     config = {**setup.config, "num_blocks": sizes.num_blocks, "max_model_len": sizes.max_model_len, "dtype": parts.dtype}
     tokenizer = parts.tokenizer
-    special = {*parts.eos_token_ids, *([tokenizer.bos_token_id] if tokenizer is not None and tokenizer.bos_token_id is not None else [])}
-    context = WorkloadContext(tokenizer, parts.shape.vocab_size, sizes.max_model_len, sizes.seed, tuple(sorted(special)))
+    bos = None if tokenizer is None else tokenizer.bos_token_id
+    special = sorted({*parts.eos_token_ids, *(() if bos is None else (bos,))})
+    context = WorkloadContext(tokenizer, parts.shape.vocab_size, sizes.max_model_len, sizes.seed, tuple(special))
     setup.workload.start(context)
     out.start(_yaml(config), parts.device, name=name, identity=identity(config, parts.checksum, setup.given), notes=setup.workload.notes)
     engine = make_engine(sizes, setup.policies, parts, listeners)
+    _log.info("%s on %s: %d blocks of %d tokens, max_model_len %d", parts.dtype, parts.device, sizes.num_blocks, sizes.block_size,
+              sizes.max_model_len)  # fmt: skip
     for note in setup.workload.notes:
         _log.info("workload: %s", note)
     with Progress(setup.workload.num_requests, name or "run", "req", progress) as bar:

@@ -11,8 +11,8 @@ from typing import Any
 
 from kvlab.composition import ADDITIVE, compose
 from kvlab.config import SEAMS, check_config, to_plain
-from kvlab.results import Runs, load_runs
 from kvlab.progress import Progress
+from kvlab.results import Runs, load_runs
 from kvlab.running import run
 from kvlab.types import UserError, unknown_name
 

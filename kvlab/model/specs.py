@@ -11,7 +11,7 @@ from kvlab.model.checkpoint import load_folder, read_config, read_text
 from kvlab.model.config import LlamaConfig
 from kvlab.model.hub import resolve_folder
 from kvlab.model.loading import LoadedModel, ModelSpec
-from kvlab.model.random_weights import dummy_model, shape_named, tiny_model
+from kvlab.model.random_weights import TINY, dummy_model, shape_named, tiny_model
 from kvlab.model.tokenizer import ByteTokenizer, Tokenizer
 from kvlab.types import UserError
 

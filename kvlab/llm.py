@@ -1,0 +1,341 @@
+"""Tokens for people who just want tokens: `kvlab.LLM().generate(["The capital of France is"])`. Needs no Hydra.
+
+One engine lives as long as the object, so prefixes of earlier calls are found in the cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlab.assembly import engine_config, make_engine, parts_of, policy_objects
+from kvlab.config import check_value
+from kvlab.engine.config import PolicySet
+from kvlab.engine.detokenizer import Detokenizer
+from kvlab.engine.engine import Engine
+from kvlab.engine.sequence import Sequence as EngineSequence
+from kvlab.engine.sequence import SequenceGroup
+from kvlab.model.loading import LoadedModel, ModelSpec, load_model
+from kvlab.model.random_weights import SHAPES
+from kvlab.model.specs import dummy, hf, smollm2, tiny
+from kvlab.model.tokenizer import Message, Tokenizer
+from kvlab.policies.admission.watermark import Watermark
+from kvlab.policies.block_sizing.fixed import Fixed
+from kvlab.progress import Progress
+from kvlab.types import Listener, Request, RequestRecord, SamplingParams, TokenLogprobs, UserError, unknown_name
+
+CPU_KV_TOKENS = 16_384
+"""Tokens of the KV pool on a CPU, unless a size is given."""
+
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One output of a prompt. `index`: 0 to n - 1 (beams: best first). `logprobs`: one entry a token, where they were asked for."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """What became of one prompt.
+
+    Attributes:
+        prompt: the text it came from, where there is one. outputs: n completions. record: times, cached tokens, preemptions.
+    """
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[Completion, ...]
+    record: RequestRecord
+
+    @property
+    def text(self) -> str:
+        """Text of the first completion."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Token ids of the first completion."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the first completion ended: "stop", "length" ..."""
+        return self.outputs[0].finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New tokens of one completion, as they come. `prompt_index`: which prompt; `index`: which of its n completions.
+
+    `text`: what is certain by now: characters cut between tokens and possible beginnings of stop strings come later.
+    `finish_reason`: "" until the last chunk. Beam searches give one chunk a beam, at their end.
+    """
+
+    prompt_index: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+
+
+class LLM:
+    """A model and an engine.
+
+    Args:
+        model: "smollm2" (bundled), "tiny", "dummy_llama3_8b" and other shapes, a folder, a Hugging Face id, a spec or a loaded model.
+        dtype, device: as on the command line. block_size: tokens a block. num_blocks, kv_cache_tokens: size of the KV pool; neither:
+            `CPU_KV_TOKENS` on a CPU, `memory_fraction` of the free memory on CUDA. num_cpu_blocks: swap space.
+        max_num_seqs, max_num_batched_tokens, max_model_len: limits of the engine. watermark: share of the pool kept free at admission.
+        seed: randomness of requests without a seed of their own. listeners: hear the engine (a `kvlab.trace.Recorder`, for one).
+        policies: by seam, an object, a class or a name: `eviction="lfu"`.
+
+    Raises:
+        UserError: a wrong name or value, a model that can't be loaded, a combination that can't work.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | ModelSpec | LoadedModel = "smollm2",
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        kv_cache_tokens: int | None = None,
+        memory_fraction: float = 0.8,
+        num_cpu_blocks: int = 0,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int | None = None,
+        watermark: float = 0.01,
+        seed: int = 0,
+        listeners: Sequence[Listener] = (),
+        **policies: Any,
+    ) -> None:
+        config = {
+            "block_size": block_size, "num_blocks": num_blocks, "kv_cache_tokens": kv_cache_tokens, "memory_fraction": memory_fraction,
+            "num_cpu_blocks": num_cpu_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens,
+            "max_model_len": max_model_len, "watermark": watermark, "seed": seed, "dtype": dtype, "device": device,
+        }  # fmt: skip
+        for key, value in config.items():
+            check_value(key, value)
+        chosen = {"admission": Watermark(watermark), "block_sizing": Fixed(block_size)} | policy_objects(policies)
+        self.policies = PolicySet(**chosen)
+        self.loaded = model if isinstance(model, LoadedModel) else load_model(_spec(model), dtype, device)
+        parts = parts_of(self.loaded)
+        if num_blocks is None and kv_cache_tokens is None and self.loaded.model.device.type == "cpu":
+            config["kv_cache_tokens"] = CPU_KV_TOKENS
+        self.engine: Engine = make_engine(engine_config(config, self.policies, parts), self.policies, parts, listeners)
+        self._ids = itertools.count()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None where it has none (then prompts are token ids)."""
+        return self.loaded.tokenizer
+
+    # ------------------------------------------------------------------- generating
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        progress: bool = False,
+    ) -> list[GenerationOutput]:
+        """Complete prompts; one output a prompt, in their order.
+
+        Args:
+            prompts: a text, texts, a prompt's token ids, or several prompts' token ids.
+            sampling: for all prompts, or one each; default: greedy, 16 tokens. on_chunk: called with tokens as they come.
+            progress: show a bar.
+
+        Raises:
+            UserError: an empty prompt, one that can never fit, text without a tokenizer, another number of sampling parameters
+                than of prompts. Nothing was started then.
+        """
+        return self._finish(self._start(self._requests(prompts, sampling)), on_chunk, progress)
+
+    def stream(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None = None) -> Iterator[Chunk]:
+        """Complete prompts and yield tokens as they come; prompts are checked at once. Leaving the loop early aborts what still runs."""
+        return self._steps(self._start(self._requests(prompts, sampling)), streaming=True)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        progress: bool = False,
+    ) -> list[GenerationOutput]:
+        """Answer a conversation (`[{"role": "user", "content": "Hello"}]`), or several. Arguments as in `generate`.
+
+        Raises:
+            UserError: as `generate`; a message without role or content; a model without chat template.
+        """
+        conversations: list[Sequence[Message]] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)  # type: ignore[list-item, arg-type]
+        tokenizer = self._need_tokenizer("a conversation")
+        ids = [tokenizer.apply_chat(_checked(conversation)) for conversation in conversations]
+        return self.generate(ids, sampling, on_chunk=on_chunk, progress=progress)
+
+    # --------------------------------------------------------------------- requests
+
+    def _requests(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None) -> list[Request]:
+        texts = _as_list(prompts)
+        each = [sampling or SamplingParams()] * len(texts) if sampling is None or isinstance(sampling, SamplingParams) else list(sampling)
+        if len(each) != len(texts):
+            raise UserError(f"{len(each)} sampling parameters for {len(texts)} prompts: give one for all, or one for each.")
+        now_s = self.engine.clock.now()
+        requests = []
+        for prompt, params in zip(texts, each, strict=True):
+            text = prompt if isinstance(prompt, str) else None
+            ids = self._need_tokenizer("a text").encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+            requests.append(Request(f"llm-{next(self._ids)}", ids, params, text, now_s))
+        for request in requests:
+            self.engine.check_request(request)
+        return requests
+
+    def _need_tokenizer(self, what: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UserError(f"Model {self.loaded.name!r} has no tokenizer, so it can't read {what}: give token ids.")
+        return self.tokenizer
+
+    def _start(self, requests: list[Request]) -> list[_Live]:
+        for request in requests:
+            self.engine.add_request(request)
+        return [_Live(i, request, self.engine.groups[request.request_id], self.tokenizer) for i, request in enumerate(requests)]
+
+    def _finish(self, live: list[_Live], on_chunk: Callable[[Chunk], None] | None, progress: bool) -> list[GenerationOutput]:
+        with Progress(len(live), "generate", "req", progress) as bar:
+            for chunk in self._steps(live, streaming=on_chunk is not None):
+                if on_chunk is not None:
+                    on_chunk(chunk)
+                bar.update(sum(one.record is not None for one in live))
+        return [one.output() for one in live]
+
+    def _steps(self, live: list[_Live], streaming: bool) -> Iterator[Chunk]:
+        """Step until all of `live` have ended. Yields chunks: every token when streaming, else the last one of each prompt."""
+        waiting = {one.request.request_id: one for one in live}
+        try:
+            while waiting:
+                ended = self.engine.step().finished
+                for record in ended:
+                    if record.request_id in waiting:
+                        waiting[record.request_id].record = record
+                if streaming:
+                    for one in waiting.values():
+                        yield from one.chunks()
+                for record in ended:
+                    one_ended = waiting.pop(record.request_id, None)
+                    if one_ended is not None and not streaming:
+                        yield Chunk(one_ended.number, 0, "", (), record.finish_reason)
+        finally:
+            for request_id in waiting:
+                self.engine.abort(request_id)
+            self.engine.take_ended()
+
+
+class _Live:
+    """A request in the engine, and how much of it has been streamed."""
+
+    def __init__(self, number: int, request: Request, group: SequenceGroup, tokenizer: Tokenizer | None) -> None:
+        self.number = number
+        self.request = request
+        self.group = group
+        self.record: RequestRecord | None = None
+        self._tokenizer = tokenizer
+        self._sent: dict[int, int] = {}
+        self._texts: dict[int, Detokenizer] = {}
+        self._closed: set[int] = set()
+
+    def chunks(self) -> Iterator[Chunk]:
+        """What is new since the last call."""
+        if self.request.sampling.beam_width:
+            if self.record is not None:
+                for index, ((ids, reason), text) in enumerate(zip(self.record.outputs, self._final_texts(), strict=True)):
+                    yield Chunk(self.number, index, text, ids, reason)
+            return
+        for seq in sorted([*self.group.seqs, *self.group.ended_seqs], key=lambda s: s.stream):
+            if seq.stream in self._closed:
+                continue
+            ids = seq.output_token_ids[self._sent.get(seq.stream, 0) :]
+            self._sent[seq.stream] = seq.num_output
+            if ids or seq.finish_reason:
+                yield Chunk(self.number, seq.stream, self._new_text(seq, ids), ids, seq.finish_reason)
+            if seq.finish_reason:
+                self._closed.add(seq.stream)
+
+    def _new_text(self, seq: EngineSequence, ids: tuple[int, ...]) -> str:
+        if seq.stop_checker is not None:
+            return seq.stop_checker.take() + (seq.stop_checker.take_rest() if seq.finish_reason else "")
+        if self._tokenizer is None:
+            return ""
+        text = self._texts.setdefault(seq.stream, Detokenizer(self._tokenizer))
+        return "".join(map(text.append, ids)) + (text.flush() if seq.finish_reason else "")
+
+    def _final_texts(self) -> tuple[str, ...]:
+        assert self.record is not None
+        return self.record.texts or ("",) * len(self.record.outputs)
+
+    def output(self) -> GenerationOutput:
+        """The finished request."""
+        assert self.record is not None
+        seqs = sorted(self.group.ended_seqs, key=lambda s: s.stream)
+        outputs = tuple(
+            Completion(i, text, ids, reason, tuple(seq.logprobs))
+            for i, ((ids, reason), text, seq) in enumerate(zip(self.record.outputs, self._final_texts(), seqs, strict=True))
+        )
+        return GenerationOutput(self.request.prompt, tuple(self.request.prompt_token_ids), outputs, self.record)
+
+
+def _as_list(prompts: Prompts) -> list[Any]:
+    """One prompt as a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if not items:
+        raise UserError("There is no prompt: give a text, texts or token ids.")
+    if all(isinstance(i, int) for i in items):
+        return [items]
+    for number, item in enumerate(items):
+        if not isinstance(item, (str, list, tuple)) and not (hasattr(item, "__iter__") and not isinstance(item, Mapping)):
+            raise UserError(f"Prompt {number} is {type(item).__name__}: a text or a list of token ids is needed.")
+    return items
+
+
+def _checked(conversation: Sequence[Message]) -> list[Message]:
+    for number, message in enumerate(conversation):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise UserError(f"Message {number} is {message!r}: a dict with role and content is needed.")
+    if not conversation:
+        raise UserError("The conversation is empty: at least one message is needed.")
+    return list(conversation)
+
+
+def _spec(model: str | Path | ModelSpec) -> ModelSpec:
+    """The spec of a model's name, folder or hub id."""
+    if not isinstance(model, (str, Path)):
+        return model
+    name = str(model)
+    if name == "smollm2":
+        return smollm2()
+    if name == "tiny":
+        return tiny()
+    if name.removeprefix("dummy_") in SHAPES and name.startswith("dummy_"):
+        return dummy(name.removeprefix("dummy_"))
+    if isinstance(model, Path) or Path(name).expanduser().is_dir():
+        return hf(path=name)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return hf(id=name)
+    raise unknown_name("model", name, ["smollm2", "tiny", *(f"dummy_{shape}" for shape in SHAPES), "a folder", "an id OWNER/NAME"])
+
