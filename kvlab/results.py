@@ -256,7 +256,7 @@ def _is_run(folder: Path) -> bool:
 
 def _natural(path: Path) -> list[Any]:
     """Sort key under which 10 comes after 9."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name) if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", path.name) if part]
 
 
 def _state(folder: Path, status: Mapping[str, Any]) -> str:

@@ -33,12 +33,12 @@ def test_memory_bands_add_up_to_the_pool():
     fig = memory_bands(steps)
     drawn = traces(fig)
     assert list(drawn) == ["used", "cached (evictable)", "free", "watermark"]
-    assert list(drawn["used"].y) == [4, 8, 2]
-    assert list(drawn["cached (evictable)"].y) == [0, 1, 5]
-    assert list(drawn["free"].y) == [6, 1, 3]
-    assert list(drawn["watermark"].y) == [8, 8, 8]
+    assert list(drawn["used"].x) == [1.0, 1.5, 1.5, 2.0, 2.0, 3.0]  # start and end of each step
+    assert list(drawn["used"].y) == [4, 4, 8, 8, 2, 2]
+    assert list(drawn["cached (evictable)"].y) == [0, 0, 1, 1, 5, 5]
+    assert list(drawn["free"].y) == [6, 6, 1, 1, 3, 3]
+    assert list(drawn["watermark"].y) == [8] * 6
     assert {t.stackgroup for t in fig.data[:3]} == {"blocks"}
-    assert list(drawn["used"].x) == [1.5, 2.0, 3.0]
     assert fig.layout.yaxis.title.text == "KV blocks"
     assert "(s" in fig.layout.xaxis.title.text
 
@@ -50,9 +50,9 @@ def test_no_watermark_no_line():
 def test_long_runs_are_thinned_and_keep_their_peaks():
     rows = [stats(i, i, i + 1, kv_blocks_used=9 if i == 12_345 else 1, kv_blocks_free=1 if i == 12_345 else 9) for i in range(20_000)]
     used = traces(memory_bands(frames(rows)[0]))["used"]
-    assert len(used.x) <= MAX_POINTS
+    assert len(used.x) <= 2 * MAX_POINTS
     assert max(used.y) == 9
-    assert used.x[list(used.y).index(9)] == 12_346
+    assert used.x[list(used.y).index(9)] == 12_345
 
 
 def test_throughput_is_tokens_over_time_and_its_area_is_the_tokens():
@@ -90,10 +90,11 @@ def test_timeline_has_a_row_a_request_in_order_of_arrival_and_a_bar_a_span():
 
 def test_timeline_of_many_requests_stays_readable():
     spans = [(("queue", i, i + 1.0), ("prefill", i + 1.0, i + 2.0)) for i in range(200)]
-    records = [request(f"request-{i:04}", float(i), (i + 2.0,), spans=spans[i]) for i in range(200)]
+    records = [request(f"request-{i}", 0.0, (i + 2.0,), spans=spans[i]) for i in reversed(range(200))]
     fig = timeline(frames(records=records)[1])
     assert fig.layout.height <= 900
     assert len(fig.layout.yaxis.tickvals) < 12
+    assert fig.layout.yaxis.ticktext[-1] == "request-199"
     assert len(fig.data) == 2
     assert len(fig.data[0].x) == 200
     assert fig.data[0].width == 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -40,22 +42,24 @@ ENDS = {"refused": "refused", "abort": "aborted", "kv_capacity": "out of KV spac
 def memory_bands(steps: pd.DataFrame, title: str = "KV cache") -> go.Figure:
     """The pool's blocks over time in three bands that add up to it: held by requests, cached but evictable, free.
 
-    The dashed line is the watermark: admission leaves the blocks above it to running requests. Above 4,000 steps the fullest step of
-    each stretch is drawn, so that peaks stay.
+    The state after a step's commit is drawn over the whole step. The dashed line is the watermark: admission leaves the blocks above
+    it to running requests. Above 4,000 steps the fullest step of each stretch is drawn, so that peaks stay.
     """
-    need(steps, ["end_s", "watermark_blocks", "kv_blocks_total", *(c for c, _, _ in BANDS)], "a frame of steps (run.steps())")
+    need(steps, ["end_s", "step_ms", "watermark_blocks", "kv_blocks_total", *(c for c, _, _ in BANDS)], "a frame of steps (run.steps())")
     fig = figure(title, 380)
     if steps.empty:
         return nothing(fig, "no step was recorded")
     shown = _thinned(steps, "kv_blocks_used")
+    time = np.stack([shown["end_s"] - shown["step_ms"] / 1e3, shown["end_s"]], axis=1).ravel()
+    shown = shown.loc[shown.index.repeat(2)]  # start and end of each step; between steps the state stays
     for column, name, color in BANDS:
         fig.add_scatter(
-            x=shown["end_s"], y=shown[column], name=name, stackgroup="blocks", mode="lines", fillcolor=color,
+            x=time, y=shown[column], name=name, stackgroup="blocks", mode="lines", fillcolor=color,
             line={"width": 0.5, "color": color, "shape": "hv"}, hovertemplate="%{y:,} blocks",
         )  # fmt: skip
     if (shown["watermark_blocks"] > 0).any():
         fig.add_scatter(
-            x=shown["end_s"], y=shown["kv_blocks_total"] - shown["watermark_blocks"], name="watermark", mode="lines",
+            x=time, y=shown["kv_blocks_total"] - shown["watermark_blocks"], name="watermark", mode="lines",
             line={"width": 2, "color": VERMILLION, "dash": "dash", "shape": "hv"}, hovertemplate="%{y:,} blocks",
         )  # fmt: skip
     fig.update_xaxes(title_text=TIME)
@@ -106,7 +110,8 @@ def timeline(requests: pd.DataFrame, title: str = "Requests") -> go.Figure:
     """A bar a request, first arrival on top: waiting, prefill, decode, and what preemption cost it. Marks show ends other than a finish."""
     columns = ["request_id", "arrival_s", "finish_s", "finish_reason", "span_states", "span_starts_s", "span_ends_s"]
     need(requests, columns, "a frame of requests (run.requests())")
-    ordered = requests.sort_values(["arrival_s", "request_id"], kind="stable", ignore_index=True)
+    by_id = requests.iloc[sorted(range(len(requests)), key=[_natural(i) for i in requests["request_id"]].__getitem__)]
+    ordered = by_id.sort_values("arrival_s", kind="stable", ignore_index=True)
     num = len(ordered)
     fig = figure(title, int(np.clip(150 + 22 * num, 300, 900)))
     if not num:
@@ -136,6 +141,11 @@ def timeline(requests: pd.DataFrame, title: str = "Requests") -> go.Figure:
     label = "request" if num <= 40 else f"{num} requests in order of arrival"
     ids = [str(i) if len(str(i)) <= 16 else str(i)[:15] + "…" for i in ordered["request_id"].iloc[rows]]
     return fig.update_yaxes(title_text=label, range=[num - 0.4, -0.6], tickvals=rows, ticktext=ids, showgrid=False)
+
+
+def _natural(request_id: str) -> list[tuple[int, int, str]]:
+    """Sort key under which "prompt-10" comes after "prompt-9"."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", str(request_id))]
 
 
 def _spans(requests: pd.DataFrame) -> pd.DataFrame:
