@@ -150,14 +150,18 @@ class KVCacheManager:
         return True
 
     def _shared_write_block(self, seq: Seq, gone: dict[int, int]) -> int:
-        """Block that `seq` writes next, if others hold it too (a copy is needed); else -1."""
+        """Block that `seq` writes next, if others hold it too or may find it (a copy is needed); else -1.
+
+        A sequence that branched off inside a block which its parent has filled meanwhile holds a published block alone once the
+        parent has ended: writing there would change what the cache says."""
         table = seq.table
         assert table is not None
         i = seq.num_computed // self.block_size - table.num_dropped_blocks
         if i >= len(table.block_ids):
             return -1
-        block_id = table.block_ids[i]
-        return block_id if self.pool.blocks[block_id].ref_count - gone.get(block_id, 0) > 1 else -1
+        block = self.pool.blocks[table.block_ids[i]]
+        is_needed = block.content or block.ref_count - gone.get(block.block_id, 0) > 1
+        return block.block_id if is_needed else -1
 
     def num_to_grow_swapped(self, group: Group, work: Work) -> int:
         """What `num_to_grow` will say once the swapped group is back."""
@@ -359,6 +363,13 @@ class KVCacheManager:
             seq.table.tail_shared = len(group.seqs) > 1
         self.cpu_pool.release(reversed(cpu_ids))
         return transfers
+
+    def transfers_for_copies(self, transfers: Sequence[BlockTransfer]) -> tuple[BlockTransfer, ...]:
+        """Copies of blocks that come back in this very step, as transfers of their own: copies are done before blocks come back."""
+        back = {t.destination: t for t in transfers}
+        moved = [copy for copy in self.pending_copies if copy[1] in back]
+        self.pending_copies = [copy for copy in self.pending_copies if copy[1] not in back]
+        return tuple(back[source]._replace(destination=destination) for _, source, destination in moved)
 
     def _swap_in_regions(self, group: Group) -> tuple[BlockTransfer, ...] | None:
         filled = self._filled_blocks(group.seqs)

@@ -240,6 +240,7 @@ class Engine:
 
     def _end_by_scheduler(self, group: SequenceGroup, reason: str, now_s: float) -> None:
         """The scheduler let the group go (its blocks are free already)."""
+        group.finish_reason = reason
         if group.beam is not None and not group.beam.is_done:
             group.beam.stop(reason)
             self.committer.end_beams(group, now_s)

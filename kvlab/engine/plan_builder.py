@@ -35,6 +35,11 @@ class PlanBuilder:
         for _, num_new, _ in self.work.pop(group, ()):
             self.budget += num_new
 
+    def stay_out(self, group: SequenceGroup) -> None:
+        """Undo the return of a group that was swapped in in this very step (its blocks are let go, or written anew, by others)."""
+        held = {b for seq in group.seqs if seq.table is not None for b in seq.table.block_ids}
+        self.swap_in = [t for t in self.swap_in if t.destination not in held]
+
     def forget(self, seq: Sequence) -> None:
         """The runner must drop its row (unless it has none, or was to be started only now)."""
         if self.starts.pop(seq.seq_id, None) is None and seq.table is not None:

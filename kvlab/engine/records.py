@@ -77,7 +77,8 @@ def make_record(group: SequenceGroup, end_s: float, tokenizer: Tokenizer | None)
     group.enter_phase("ended", end_s)
     seqs = sorted(group.ended_seqs, key=lambda s: s.stream)
     reasons = {s.finish_reason for s in seqs}
-    reason = seqs[0].finish_reason if len(reasons) == 1 else next(r for r in ("abort", "kv_capacity", "length", "stop") if r in reasons)
+    # A beam search that was cut short may have ended hypotheses only: what ended the request is told all the same.
+    reason = group.finish_reason or next(r for r in ("abort", "kv_capacity", "length", "stop") if r in reasons)
     first = seqs[0]
     request = group.request
     return RequestRecord(

@@ -199,7 +199,9 @@ class Scheduler:
         num_computed, num_blocks = victim.num_computed_tokens, victim.num_blocks
         for seq in victim.seqs:
             build.forget(seq)
-        transfers = kv.swap_out(victim) if wanted == "swap" else None
+        # Swap space that is read in this step must not be written in it: blocks go out before others come back.
+        transfers = kv.swap_out(victim) if wanted == "swap" and not build.swap_in else None
+        build.stay_out(victim)
         mode = "recompute" if transfers is None else "swap"
         self.running.remove(victim)
         victim.num_preemptions += 1
@@ -271,7 +273,7 @@ class Scheduler:
             grown = self.kv.grow(growth)
             assert grown, "counted with the entry"
             self.swapped.pop(0)
-            build.swap_in += transfers
+            build.swap_in += (*transfers, *self.kv.transfers_for_copies(transfers))
             self._enter(group, "swapped_in", work, build)
 
     def _give_up_swap(self, group: SequenceGroup, build: PlanBuilder) -> None:

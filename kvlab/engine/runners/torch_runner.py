@@ -119,8 +119,8 @@ class TorchRunner:
             self._rows.replace(seq_id, block_ids)
         self._rows.append(plan.tables)
         kv.swap_out(_pairs(plan.swap_out), self._backend)
-        kv.swap_in(_pairs(plan.swap_in), self._backend)
         kv.copy([(copy.source, copy.destination) for copy in plan.copies], self._backend)
+        kv.swap_in(_pairs(plan.swap_in), self._backend)
 
     def _run(self, plan: Plan, kv: KVTensors, config: RunnerConfig) -> Outcome:
         """Forward pass and sampling."""
