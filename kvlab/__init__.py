@@ -8,10 +8,15 @@
 Names below are imported when they are first used, so that `import kvlab` needs neither torch nor Hydra, plotly or Jupyter.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# OpenMP reads this when torch is first imported. Threads that spin at barriers make decoding several times slower as soon as anything
+# else wants a core (another run of a sweep, a browser); waiting passively costs nothing measurable on an idle machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # name -> module that defines it. Modules are not called like the functions they hold: importing one would hide the function.
 _LAZY = {
