@@ -50,8 +50,10 @@ def write_gguf(path: Path, weights: dict[str, torch.Tensor]) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
     writer.add_token_merges(["a b", "Ġ c", "ab c"])
-    for add, token_id in ((writer.add_bos_token_id, 1), (writer.add_eos_token_id, 2), (writer.add_unk_token_id, 0), (writer.add_pad_token_id, 2)):
-        add(token_id)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)
     writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
     for ours, theirs in gguf_names().items():
         values = weights[theirs].numpy().astype(np.float32)
@@ -123,7 +125,8 @@ def rewrite(path: Path, content: bytes) -> None:
 
 
 BREAKS = {
-    "half-written": (lambda f: rewrite(f / "model.safetensors", (f / "model.safetensors").read_bytes()[:1000]), "has 1000 bytes instead of"),
+    "half-written": (lambda f: rewrite(f / "model.safetensors", (f / "model.safetensors").read_bytes()[:1000]),
+                     "has 1000 bytes instead of"),
     "a flipped bit": (lambda f: rewrite(f / "model.safetensors", (f / "model.safetensors").read_bytes()[:-1] + b"\x55"),
                       "the checksum of model.safetensors is wrong"),
     "a missing file": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
@@ -179,7 +182,8 @@ bundled.convert = slow
 print(bundled.why_broken(bundled.bundled_folder()))
 """
     env = {"KVLAB_CACHE": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
-    both = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen([sys.executable, "-c", code], env=env, text=True, **pipes) for _ in range(2)]
     outputs = sorted(process.communicate()[0] for process in both)
     assert outputs == ["None\n", "converts\nNone\n"]
 
