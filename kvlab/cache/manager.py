@@ -11,7 +11,7 @@ Every question "would it fit" is asked before anything is taken; failure is a va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvlab.cache.pool import BlockPool, CachedBlock
 from kvlab.cache.shareable import ShareableIndex
@@ -42,6 +42,9 @@ class KVCacheManager:
         self.pool = BlockPool("gpu", num_blocks, block_size, eviction, layout, on_event)
         self.cpu_pool = BlockPool("cpu", num_cpu_blocks, block_size, None, layout if layout.shares_blocks else _AnyPlace(), on_event)
         self.pending_copies: list[tuple[int, int, int]] = []  # (seq_id, source, destination)
+        self.cause = ""
+        """Request on whose behalf blocks change just now, for block events."""
+        self._on_event = on_event
         self._spare_regions: dict[int, list[list[int]]] = {}
         self.shareable = ShareableIndex() if track_shareable and prefix_cache.enabled else None
         if self.shareable is not None:
@@ -50,6 +53,11 @@ class KVCacheManager:
     def set_now(self, now: Now) -> None:
         """The step and time that policies will see."""
         self.pool.now = self.cpu_pool.now = now
+
+    def _tell(self, kind: str, pool: BlockPool, block_ids: Iterable[int]) -> None:
+        if self._on_event is not None:
+            for block_id in block_ids:
+                self._on_event(kind, pool.tier, pool.blocks[block_id])
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """ceil(num_tokens / block size)."""
@@ -96,6 +104,7 @@ class KVCacheManager:
         full = seq.num_computed // self.block_size
         if not self.prefix_cache.enabled or full <= table.num_full:
             return
+        self.cause = seq.group.request_id
         self._extend_keys(seq, full)
         for i in range(max(table.num_full, table.num_dropped_blocks), full):
             parent = seq.keys[i - 1] if i else None
@@ -132,6 +141,7 @@ class KVCacheManager:
         if not self.can_enter(group, hits, num_tokens):
             return False
         seq = group.seqs[0]
+        self.cause = group.request_id
         self.pool.hit(hits)
         regions: list[list[int]] = []
         for _ in range(1 if self.layout.shares_blocks else group.num_sequences):
@@ -206,6 +216,7 @@ class KVCacheManager:
         for seq, num_tokens in work:
             table = seq.table
             assert table is not None
+            self.cause = seq.group.request_id
             if table.tail_shared:
                 self._copy_on_write(seq, table)
             missing = num_tokens - table.capacity
@@ -227,6 +238,7 @@ class KVCacheManager:
         table.block_ids[seq.num_computed // self.block_size - table.num_dropped_blocks] = new[0]
         table.num_sent = -1
         self.pending_copies.append((seq.seq_id, source, new[0]))
+        self._tell("copy", self.pool, new)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Copies to do in this step; forgets them."""
@@ -240,6 +252,7 @@ class KVCacheManager:
         """`child` takes over the first `num_tokens` computed tokens of `parent`: shared blocks, or a copy where layouts can't share."""
         source = parent.table
         assert source is not None
+        self.cause = child.group.request_id
         assert num_tokens <= parent.num_computed
         kept = self.num_blocks_for(num_tokens) - source.num_dropped_blocks
         shared = source.block_ids[:kept]
@@ -263,6 +276,7 @@ class KVCacheManager:
 
     def release(self, seq: Seq, preempted: bool = False) -> None:
         """Let go of a sequence's blocks, tail first, and of copies planned for them."""
+        self.cause = seq.group.request_id
         if seq.table is not None:
             self.pending_copies = [copy for copy in self.pending_copies if copy[0] != seq.seq_id]
             self.pool.release(reversed(seq.table.block_ids), preempted)
@@ -275,6 +289,7 @@ class KVCacheManager:
 
     def release_spares(self, group: Group) -> None:
         """Give back regions that were kept for forks of a group that has left."""
+        self.cause = group.request_id
         for region in self._spare_regions.pop(group.group_id, []):
             self.pool.release(reversed(region))
 
@@ -285,6 +300,8 @@ class KVCacheManager:
         count = self.compression.num_droppable_tokens(seq.num_computed) // self.block_size - table.num_dropped_blocks
         if count <= 0 or not self.layout.shares_blocks:
             return
+        self.cause = seq.group.request_id
+        self._tell("drop", self.pool, table.block_ids[:count])
         self.pool.release(reversed(table.block_ids[:count]))
         del table.block_ids[:count]
         table.num_dropped_blocks += count
@@ -310,9 +327,11 @@ class KVCacheManager:
     def swap_out(self, group: Group) -> tuple[BlockTransfer, ...] | None:
         """Move the group's filled blocks to the cpu tier; None, and nothing changed, when there is no room."""
         filled = self._filled_blocks(group.seqs)
+        self.cause = group.request_id
         cpu_ids = self.cpu_pool.allocate(len(filled))
         if cpu_ids is None:
             return None
+        self._tell("swap_out", self.pool, filled)
         to_cpu = dict(zip(filled, cpu_ids, strict=True))
         # A block whose copy is still to be done has its content in the copy's source, which is intact until copies run.
         pending = {destination: source for _, source, destination in self.pending_copies}
@@ -343,6 +362,7 @@ class KVCacheManager:
         """Bring a swapped group back; None, and nothing changed, when it does not fit."""
         if not self.can_swap_in(group, 0):
             return None
+        self.cause = group.request_id
         if not self.layout.shares_blocks:
             return self._swap_in_regions(group)
         cpu_ids = self.swapped_block_ids(group)
@@ -351,6 +371,7 @@ class KVCacheManager:
         to_gpu = dict(zip(cpu_ids, gpu_ids, strict=True))
         filled = self._filled_blocks(group.seqs)
         transfers = tuple(BlockTransfer("cpu", c, "gpu", to_gpu[c], filled[c]) for c in cpu_ids)
+        self._tell("swap_in", self.pool, gpu_ids)
         held: dict[int, int] = {}
         for seq in group.seqs:
             if seq.table is None:
@@ -386,6 +407,7 @@ class KVCacheManager:
             assert seq.table is not None
             region = regions.pop(0)
             transfers += [BlockTransfer("cpu", c, "gpu", g, filled[c]) for c, g in zip(seq.table.block_ids, region, strict=False)]
+            self._tell("swap_in", self.pool, region[: len(seq.table.block_ids)])
             self.cpu_pool.release(reversed(seq.table.block_ids))
             seq.table = BlockTable(region, self.block_size, seq.table.num_dropped_blocks)
         if regions:
@@ -394,6 +416,7 @@ class KVCacheManager:
 
     def release_swapped(self, group: Group) -> None:
         """Let go of a swapped group's cpu blocks (abort)."""
+        self.cause = group.request_id
         self.cpu_pool.release(reversed(self.swapped_block_ids(group)))
         for seq in group.seqs:
             seq.table = None

@@ -42,6 +42,7 @@ class Group(Protocol):
     """A request and its sequences."""
 
     group_id: int
+    request_id: str
     request: Request
     num_prompt_tokens: int
     max_tokens: int

@@ -76,7 +76,6 @@ class Engine:
         self.eos_token_ids = tuple(eos_token_ids)
         self.listeners = tuple(listeners)
         self._block_listeners = tuple(x for x in self.listeners if x.wants_block_events)
-        self._cause = ""
         self.kv = KVCacheManager(config.num_blocks, config.num_cpu_blocks, config.block_size, policies.eviction,
                                  policies.prefix_cache, policies.layout, policies.compression, config.max_model_len,
                                  config.track_shareable, self._on_block if self._block_listeners else None)  # fmt: skip
@@ -276,6 +275,7 @@ class Engine:
     # ------------------------------------------------------------------ events
 
     def _on_block(self, kind: str, tier: str, block: CachedBlock) -> None:
-        event = BlockEvent(self._step, kind, tier, block.block_id, block.ref_count, block.content.hex(), self._cause)
+        cause = "" if kind == "evict" else self.kv.cause
+        event = BlockEvent(self._step, kind, tier, block.block_id, block.ref_count, block.content.hex(), cause)
         for listener in self._block_listeners:
             listener.on_block(event)

@@ -28,7 +28,7 @@ class StatsMaker:
             if admitted.kind == "new":
                 queries += admitted.num_tokens
                 hits += admitted.num_cached_tokens
-            elif admitted.kind == "resumed":
+            else:  # what swap or readmission restores is no hit of the workload
                 again_queries += admitted.num_tokens
                 again_hits += admitted.num_cached_tokens
         return StepStats(

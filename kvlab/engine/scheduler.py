@@ -274,7 +274,7 @@ class Scheduler:
             assert grown, "counted with the entry"
             self.swapped.pop(0)
             build.swap_in += (*transfers, *self.kv.transfers_for_copies(transfers))
-            self._enter(group, "swapped_in", work, build)
+            self._enter(group, "swapped_in", work, build, group.seqs[0].num_computed)
 
     def _give_up_swap(self, group: SequenceGroup, build: PlanBuilder) -> None:
         """Nothing runs and the group with its next tokens does not fit: it has outgrown the pool."""

@@ -68,7 +68,8 @@ class BlockTransfer(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """A group entered running. `kind`: "new", "resumed" or "swapped_in"; tokens are counted once a group."""
+    """A group entered running. `kind`: "new", "resumed" or "swapped_in"; tokens are those of its first sequence, `num_cached_tokens`
+    of them found in the cache or brought back from swap."""
 
     group_id: int
     request_id: str
