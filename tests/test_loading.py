@@ -120,6 +120,7 @@ BREAKS = {
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "must hold a JSON object, not list"),
     "config lacks a size": (lambda f: edit_config(f, vocab_size=None) or (f / "config.json").write_text(
         (f / "config.json").read_text().replace('"vocab_size"', '"x"')), "config.json: 'vocab_size' is missing"),
+    "a size that is no number": (lambda f: edit_config(f, hidden_size="big"), "config.json: a size or constant is not a number"),
     "another architecture": (lambda f: edit_config(f, architectures=["GPT2LMHeadModel"], model_type="gpt2"),
                              "architecture GPT2LMHeadModel is not supported. Supported: LlamaForCausalLM"),
     "quantised": (lambda f: edit_config(f, quantization_config={"quant_method": "gptq"}), "quantised weights are not supported"),

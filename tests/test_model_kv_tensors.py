@@ -42,8 +42,10 @@ def test_sizes_that_cannot_be() -> None:
         KVTensors(1, 1, 0, 1, 2, torch.float32)
     with pytest.raises(UserError, match="num_cpu_blocks = -1 is not allowed"):
         KVTensors(1, 1, 1, 1, 2, torch.float32, num_cpu_blocks=-1)
-    with pytest.raises(UserError, match=r"Not enough memory on cpu for 1000000000000 KV blocks \(7.*GiB, 8192 bytes each\)"):
-        KVTensors(1, 10**12, 16, 1, 64, torch.float32)
+    with pytest.raises(UserError, match=r"Not enough memory on cpu for 1000000000 KV blocks \(7629.39 GiB, 8192 bytes each\)"):
+        KVTensors(1, 10**9, 16, 1, 64, torch.float32)
+    with pytest.raises(UserError, match=r"smaller num_cpu_blocks"):
+        KVTensors(1, 1, 16, 1, 64, torch.float32, num_cpu_blocks=10**9)
 
 
 def test_swap_and_copy_move_blocks() -> None:

@@ -5,6 +5,7 @@ Shapes: L layers, N blocks, B block size, K KV heads, D head size. X is 2: keys,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,13 @@ from kvlab.kernels.interface import Backend
 from kvlab.types import UserError
 
 Pair = tuple[int, int]
+
+
+def _machine_memory() -> float:
+    """Bytes of main memory; infinite where the system does not say."""
+    if not hasattr(os, "sysconf"):
+        return float("inf")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class KVTensors:
@@ -38,22 +46,24 @@ class KVTensors:
         self.num_layers, self.num_blocks, self.num_cpu_blocks = num_layers, num_blocks, num_cpu_blocks
         self.block_size, self.num_kv_heads, self.head_dim = block_size, num_kv_heads, head_dim
         self.dtype, self.device = dtype, torch.device(device)
-        self.gpu = self._allocate(num_blocks, self.device, pinned=False)
-        self.cpu = self._allocate(num_cpu_blocks, torch.device("cpu"), pinned=self.device.type == "cuda")
+        self.gpu = self._allocate("num_blocks", num_blocks, self.device, pinned=False)
+        self.cpu = self._allocate("num_cpu_blocks", num_cpu_blocks, torch.device("cpu"), pinned=self.device.type == "cuda")
         # Views are made once: indexing a six-dimensional tensor in every layer of every step would cost more than it looks.
         self._k = [self.gpu[layer, 0] for layer in range(num_layers)]
         self._v = [self.gpu[layer, 1] for layer in range(num_layers)]
 
-    def _allocate(self, num_blocks: int, device: torch.device, pinned: bool) -> torch.Tensor:
+    def _allocate(self, name: str, num_blocks: int, device: torch.device, pinned: bool) -> torch.Tensor:
         shape = (self.num_layers, 2, num_blocks, self.block_size, self.num_kv_heads, self.head_dim)
         try:
+            if device.type == "cpu" and num_blocks * self.block_bytes > (memory := _machine_memory()):
+                raise MemoryError(f"this machine has {memory / 2**30:.1f} GiB")  # Linux would promise it, and kill the process later
             # Zeros, not empty: the pages are touched now, so that the first steps of a run don't pay for them.
             return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned and num_blocks > 0)
         except (RuntimeError, MemoryError) as error:
             num_bytes = num_blocks * self.block_bytes
             raise UserError(
                 f"Not enough memory on {device} for {num_blocks} KV blocks ({num_bytes / 2**30:.2f} GiB, {self.block_bytes} bytes"
-                f" each): use a smaller num_blocks or a smaller kv_dtype. ({str(error).splitlines()[0]})"
+                f" each): use a smaller {name} or a smaller kv_dtype. ({str(error).splitlines()[0]})"
             ) from error
 
     def k(self, layer: int) -> torch.Tensor:

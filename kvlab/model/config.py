@@ -104,6 +104,10 @@ class LlamaConfig:
             )
         except KeyError as missing:
             raise UserError(f"{source}: {missing.args[0]!r} is missing, and a Llama can't be built without it.") from None
+        except (TypeError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{source}: a size or constant is not a number ({error}). Copy the file again.") from None
 
     def to_hf(self) -> dict[str, Any]:
         """As a `config.json` that transformers (before and since 5) and `from_hf` read."""

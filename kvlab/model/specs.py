@@ -28,7 +28,7 @@ class _Folder:
 
     def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
         folder = resolve_folder(self.id, self.path)
-        return load_folder(folder, self.id or folder.name, dtype, device)
+        return load_folder(folder, self.id or folder.resolve().name, dtype, device)
 
     def shape(self) -> LlamaConfig:
         return read_config(resolve_folder(self.id, self.path))
