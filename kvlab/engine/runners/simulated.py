@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvlab.engine.cost import Constant, CostModel
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
-from kvlab.engine.runners.fake_tokens import FakeModel, hash_tokens
+from kvlab.engine.runners.fake_tokens import FakeModel, hash_token, hash_tokens
 from kvlab.types import Candidate, Outcome, Plan, SeqStart
 
 
@@ -66,7 +66,7 @@ class SimulatedRunner:
             first = scheduled.first_position
             if row.upto < first:  # a prefix found in the cache, or kept in a swap
                 row.hash += hash_tokens(start.token_ids[row.upto : first], row.upto)
-            row.hash = (row.hash + hash_tokens(ids, first)) % 2**64
+            row.hash = (row.hash + (hash_token(ids[0], first) if len(ids) == 1 else hash_tokens(ids, first))) % 2**64
             row.upto = end = first + scheduled.num_new_tokens
             if not scheduled.num_samples:
                 tokens.append(())
@@ -75,11 +75,8 @@ class SimulatedRunner:
                 candidates[scheduled.seq_id] = model.candidates(row.hash, start.sampling)
                 tokens.append(())
                 continue
-            drawn = tuple(
-                model.next_token(row.hash, end, start.num_prompt_tokens, start.sampling, start.seed, start.stream + i)
-                for i in range(scheduled.num_samples)
-            )
-            tokens.append(drawn[:1])
-            if len(drawn) > 1:
-                forks[scheduled.seq_id] = drawn[1:]
+            args = row.hash, end, start.num_prompt_tokens, start.sampling, start.seed
+            tokens.append((model.next_token(*args, start.stream),))
+            if scheduled.num_samples > 1:
+                forks[scheduled.seq_id] = tuple(model.next_token(*args, start.stream + i) for i in range(1, scheduled.num_samples))
         return Ready(Outcome(plan.step, tuple(tokens), forks, candidates, {}, self.cost.step_s(plan)))
