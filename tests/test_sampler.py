@@ -220,6 +220,14 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution_in_id_order() -> N
         assert one(logits, state(seed=11, stream=2, temperature=1.0), position) == expected
 
 
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_the_smallest_and_the_largest_number_never_pick_a_masked_token(top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.tensor([-INF, 0.3, 0.2, 0.1, -INF])
+    for u, expected in ((0.0, 1), (1 - 2**-53, 3)):
+        monkeypatch.setattr(sampler, "uniforms", lambda seeds, streams, positions, u=u: np.full(streams.shape, u))
+        assert one(logits, state(temperature=1.0, top_k=top_k), 1) == expected
+
+
 def test_n_samples_use_the_streams_that_follow() -> None:
     torch.manual_seed(3)
     logits = torch.randn(30)

@@ -203,18 +203,20 @@ def test_stale_values_of_a_recycled_block_are_never_seen() -> None:
 
 
 def test_penalties_see_the_whole_history_also_after_a_preemption() -> None:
-    sampling = SamplingParams(max_tokens=50, repetition_penalty=1.8, frequency_penalty=0.4)
+    sampling = SamplingParams(max_tokens=50, repetition_penalty=1.2, frequency_penalty=1.5)
+    prompt = tuple((3 * i * i + 3 * i + 3) % 256 for i in range(20))
+    assert len(set(continued(prompt, 10))) == 5  # greedy, it soon repeats one token
     undisturbed, resumed = runner(), runner()
-    tokens = (*PROMPT, *prefill(undisturbed, 0, PROMPT, (0, 1, 2), sampling).tokens[0])
-    for step in range(8):
-        grown = {0: (3 + step,)} if (len(tokens) - 1) % 4 == 0 else {}
+    tokens = (*prompt, *prefill(undisturbed, 0, prompt, (0, 1, 2, 3, 4), sampling).tokens[0])
+    for step in range(9):
+        grown = {0: (5 + step,)} if (len(tokens) - 1) % 4 == 0 else {}
         plan = Plan(0, 0.0, (ScheduledSeq(0, len(tokens) - 1, 1),), (tokens[-1:],), tables=grown)
         tokens = (*tokens, *undisturbed.submit(plan).result().tokens[0])
-    for length in (13, 16, 19):
-        plan = Plan(0, 0.0, (ScheduledSeq(0, 0, length),), (tokens[:length],), (start(0, tokens[:length], sampling, "resume", 11),),
-                    fresh_tables={0: (4, 3, 2, 1, 0)}, released=(0,))  # fmt: skip
+    assert len(set(tokens[20:])) == 10  # penalised, it doesn't
+    for length in (23, 26, 29):
+        plan = Plan(0, 0.0, (ScheduledSeq(0, 0, length),), (tokens[:length],), (start(0, tokens[:length], sampling, "resume", 20),),
+                    fresh_tables={0: (7, 6, 5, 4, 3, 2, 1, 0)}, released=(0,))  # fmt: skip
         assert resumed.submit(plan).result().tokens[0] == tokens[length : length + 1]
-    assert tokens[11:] != (*continued(PROMPT, 9),)
 
 
 def test_beams_get_candidates_and_no_tokens() -> None:

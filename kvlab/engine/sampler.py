@@ -97,7 +97,7 @@ def sample(logits_SV: torch.Tensor, states: Sequence[SamplingState], positions: 
     tokens: list[tuple[int, ...]] = [()] * len(states)
     greedy = [row for row, state in enumerate(states) if state.sampling.temperature == 0]
     if greedy:
-        for row, token in zip(greedy, _greedy(work_SV[greedy]), strict=True):
+        for row, token in zip(greedy, _greedy(work_SV[greedy] if len(greedy) < len(states) else work_SV), strict=True):
             tokens[row] = (token,) * num_samples[row]
     for rows, logits_RV, ids_RV in _portions(work_SV, states):
         picked = _draw(logits_RV, ids_RV, [states[row] for row in rows], [positions[row] for row in rows],
@@ -199,10 +199,8 @@ def _draw(logits_RV: torch.Tensor, ids_RV: torch.Tensor | None, states: Sequence
     seeds = np.array([[state.seed % 2**64] for state in states], dtype=np.uint64)
     uniform_Rn = uniforms(seeds, streams, np.array(positions)[:, None])
     total_R1 = cumulative_RV[:, -1:]
-    # u < 1, but the product may round up to the total, which no token exceeds.
-    below_total_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
-    targets_Rn = torch.minimum(torch.from_numpy(uniform_Rn).to(logits_RV.device) * total_R1, below_total_R1)
-    ids_Rn = torch.searchsorted(cumulative_RV, targets_Rn, right=True)
+    # u is at most 1 - 2^-53, so the product rounds to less than the total: some token lies above it.
+    ids_Rn = torch.searchsorted(cumulative_RV, torch.from_numpy(uniform_Rn).to(logits_RV.device) * total_R1, right=True)
     if ids_RV is not None:
         ids_Rn = ids_RV.gather(1, ids_Rn.clamp(max=ids_RV.shape[1] - 1))  # a row of NaN points behind the end
     picked = torch.where(torch.isfinite(total_R1), ids_Rn, -1).tolist()
