@@ -158,10 +158,12 @@ def to_plain(config: Any) -> dict[str, Any]:
     """
     if type(config).__module__.startswith("omegaconf"):
         from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
+        from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
         try:
             config = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        except MissingMandatoryValue as error:
+            raise UserError(f"{error.full_key} has no default: give {error.full_key}=VALUE.") from error
         except OmegaConfBaseException as error:
             raise UserError(f"The configuration can't be resolved: {str(error).splitlines()[0]}.") from error
     if not isinstance(config, Mapping):

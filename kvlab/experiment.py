@@ -1,6 +1,7 @@
 """The main door: `python -m kvlab.experiment +policy=lru`, and sweeps with `-m +policy=lru,fifo block_size=8,16,32`.
 
-Exit codes: 0 every run ended well, 1 a run failed, 2 a wrong key, name or value, 130 interrupted (Ctrl-C), 143 ended by SIGTERM.
+Exit codes: 0 every run ended well, 1 a run failed or refused requests that can never fit, 2 a wrong key, name or value,
+130 interrupted (Ctrl-C), 143 ended by SIGTERM.
 Each run writes its own folder; one that fails in a sweep doesn't stop the others, and the sweep ends with a table of all of them.
 """
 
@@ -24,6 +25,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from kvlab.composition import as_user_error, check_overrides
+from kvlab.results import Run
 from kvlab.types import UserError
 
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -66,6 +68,16 @@ def _job(config: DictConfig) -> None:
         if single:
             print(run_table(done))
             print(f"\nFolder: {_shown(done.folder or folder)}")
+            _refused(done)
+
+
+def _refused(done: Run) -> None:
+    """Requests that could never fit don't stop the others, but the command has not done all it was asked for."""
+    if done.summary.get("num_refused"):
+        _Process.exit_code = FAILED
+        requests = done.requests()
+        first = requests[requests["finish_reason"] == "refused"].iloc[0]
+        _say(f"kvlab: {done.summary['num_refused']} of {len(requests)} requests were refused. {first['detail']}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -99,7 +99,7 @@ def run(
             out.finish(summary)
             _log.info("finished: %d requests, %d steps", summary["num_requests"], summary["num_steps"])
         except BaseException as error:
-            _log.error("%s: %s", type(error).__name__, error)
+            _log.info("ended by %s: %s", type(error).__name__, error, exc_info=not isinstance(error, UserError))
             out.fail(error, _what_there_is(recorder))
             raise
     done = Run.load(out.path, name or out.path.name)

@@ -47,6 +47,7 @@ RUN_ROWS: tuple[Row | str, ...] = (
 SWEEP_FIGURES = (
     Row("status", "status", "s"),
     Row("finished", "num_finished"),
+    Row("refused", "num_refused"),
     Row("tokens/s", "output_token_throughput_per_s", ",.1f"),
     Row("TTFT ms", "mean_ttft_ms", ",.0f"),
     Row("TPOT ms", "mean_tpot_ms", ",.1f"),
@@ -82,11 +83,9 @@ def sweep_table(source: Path | Runs) -> tuple[str, int]:
     runs = source if isinstance(source, Runs) else load_runs(source)
     rows = [run.row() for run in runs]
     varied = _varied_columns(rows, runs)
-    header = ["run", *varied, *(f.label for f in SWEEP_FIGURES)]
-    cells = [
-        [str(row["run"]), *(_plain(row.get(c)) for c in varied), *(_shown(row.get(f.key), f) for f in SWEEP_FIGURES)]
-        for row in rows
-    ]
+    figures = [f for f in SWEEP_FIGURES if f.key != "num_refused" or any(row.get(f.key) for row in rows)]
+    header = ["run", *varied, *(f.label for f in figures)]
+    cells = [[str(row["run"]), *(_plain(row.get(c)) for c in varied), *(_shown(row.get(f.key), f) for f in figures)] for row in rows]
     failed = [run for run in runs if run.state != "finished"]
     notes = [f"{run.name}: {run.state}{': ' + run.error if run.error else ''}" for run in failed]
     summary = f"{len(runs) - len(failed)} of {len(runs)} runs finished."

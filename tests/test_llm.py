@@ -1,0 +1,172 @@
+"""kvlab.LLM: prompts in every form, streaming, parallel samples, chat, wrong input, nothing left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kvlab
+from kvlab.llm import LLM, Chunk
+from kvlab.model import load_model, tiny
+from kvlab.policies.eviction.fifo import Fifo
+from kvlab.types import RequestTooLong, SamplingParams, UserError
+
+FIVE = SamplingParams(max_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("tiny", device="cpu", kv_cache_tokens=2048)
+
+
+def is_idle(llm: LLM) -> bool:
+    pool = llm.engine.kv.pool
+    return not llm.engine.has_work and pool.num_used == 0 and pool.num_free + pool.num_evictable == pool.num_blocks
+
+
+def test_every_form_of_prompt_gives_the_same_tokens(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode("Hello")
+    from_text = llm.generate("Hello", FIVE)
+    assert len(from_text) == 1
+    expected = from_text[0].token_ids
+    assert len(expected) == 5
+    assert from_text[0].finish_reason == "length"
+    assert from_text[0].prompt == "Hello"
+    assert from_text[0].prompt_token_ids == tuple(ids)
+    assert [o.token_ids for o in llm.generate(["Hello", "Hello"], FIVE)] == [expected, expected]
+    assert [o.token_ids for o in llm.generate(ids, FIVE)] == [expected]
+    assert [o.token_ids for o in llm.generate([ids, tuple(ids)], FIVE)] == [expected, expected]
+    assert is_idle(llm)
+
+
+def test_tokens_are_those_of_the_model_run_by_hand(llm: LLM) -> None:
+    """Greedy tokens against a forward pass over the whole prefix for each token, in float64."""
+    exact = LLM(load_model(tiny(), "float64", "cpu"), kv_cache_tokens=512)
+    tokens = exact.generate("Hello", FIVE)[0]
+    again = LLM(load_model(tiny(), "float64", "cpu"), kv_cache_tokens=512, prefix_cache="none", block_size=1)
+    prefix = list(tokens.prompt_token_ids)
+    for token in tokens.token_ids:
+        assert again.generate(prefix, SamplingParams(max_tokens=1))[0].token_ids == (token,)
+        prefix.append(token)
+
+
+def test_sampling_for_all_or_for_each(llm: LLM) -> None:
+    outputs = llm.generate(["a", "b"], [SamplingParams(max_tokens=2), SamplingParams(max_tokens=3)])
+    assert [len(o.token_ids) for o in outputs] == [2, 3]
+    assert len(llm.generate("a")[0].token_ids) == 16
+    with pytest.raises(UserError, match="3 sampling parameters for 2 prompts"):
+        llm.generate(["a", "b"], [FIVE] * 3)
+
+
+def test_streamed_chunks_add_up_to_the_result(llm: LLM) -> None:
+    sampling = SamplingParams(max_tokens=12, n=2, temperature=1.0, seed=7)
+    chunks: list[Chunk] = []
+    outputs = llm.generate(["first", "second one"], sampling, on_chunk=chunks.append)
+    for number, output in enumerate(outputs):
+        for completion in output.outputs:
+            mine = [c for c in chunks if (c.prompt_index, c.index) == (number, completion.index)]
+            assert len(mine) == 12
+            assert sum((c.token_ids for c in mine), ()) == completion.token_ids
+            assert "".join(c.text for c in mine) == completion.text
+            assert [c.finish_reason for c in mine] == [""] * 11 + [completion.finish_reason]
+    assert outputs[0].outputs[0].token_ids != outputs[0].outputs[1].token_ids
+    streamed = list(llm.stream(["first", "second one"], sampling))
+    assert [(c.prompt_index, c.index, c.token_ids) for c in streamed] == [(c.prompt_index, c.index, c.token_ids) for c in chunks]
+
+
+def test_streaming_holds_back_a_stop_string(llm: LLM) -> None:
+    plain = llm.generate("Hello", SamplingParams(max_tokens=24, temperature=1.0, seed=3))[0]
+    stop = plain.text[3:6]
+    assert len(stop) == 3
+    chunks: list[Chunk] = []
+    stopped = llm.generate("Hello", SamplingParams(max_tokens=24, temperature=1.0, seed=3, stop=(stop,)), on_chunk=chunks.append)[0]
+    assert stopped.text == plain.text[: plain.text.index(stop)]
+    assert stopped.finish_reason == "stop"
+    assert "".join(c.text for c in chunks) == stopped.text
+
+
+def test_leaving_a_stream_early_aborts_what_runs(llm: LLM) -> None:
+    stream = llm.stream(["one", "two"], SamplingParams(max_tokens=50))
+    assert next(stream).token_ids
+    assert llm.engine.has_work
+    stream.close()
+    assert is_idle(llm)
+
+
+def test_beams_and_logprobs(llm: LLM) -> None:
+    output = llm.generate("Hello", SamplingParams(max_tokens=4, beam_width=3, n=2))[0]
+    assert [c.index for c in output.outputs] == [0, 1]
+    assert output.outputs[0].token_ids != output.outputs[1].token_ids
+    chunks = list(llm.stream("Hello", SamplingParams(max_tokens=4, beam_width=3, n=2)))
+    assert [c.token_ids for c in chunks] == [c.token_ids for c in output.outputs]
+    logprobs = llm.generate("Hello", SamplingParams(max_tokens=3, logprobs=2))[0].outputs[0].logprobs
+    assert [len(entry.top_ids) for entry in logprobs] == [2, 2, 2]
+    assert [entry.logprob for entry in logprobs] == [entry.top_logprobs[0] for entry in logprobs]
+    assert llm.generate("Hello", FIVE)[0].outputs[0].logprobs == ()
+
+
+def test_chat_answers_one_conversation_or_several(llm: LLM) -> None:
+    hello = [{"role": "user", "content": "hello"}]
+    one = llm.chat(hello, FIVE)  # type: ignore[arg-type]
+    two = llm.chat([hello, hello], FIVE)  # type: ignore[arg-type]
+    assert [o.token_ids for o in two] == [one[0].token_ids] * 2
+    with pytest.raises(UserError, match="role and content"):
+        llm.chat([{"role": "user"}], FIVE)  # type: ignore[list-item]
+
+
+def test_a_later_call_finds_earlier_prefixes(llm: LLM) -> None:
+    prompt = list(range(40))
+    llm.generate(prompt, FIVE)
+    assert llm.generate([*prompt, 50, 51], FIVE)[0].record.num_cached_tokens == 32
+
+
+def test_wrong_prompts_start_nothing(llm: LLM) -> None:
+    for prompts, error, say in (
+        ([], UserError, "no prompt"),
+        ([[1, 2], []], UserError, "empty prompt"),
+        ([[1, 2], [5000]], UserError, "5000"),
+        ([[1] * 5000], RequestTooLong, "5000 tokens"),
+        ([1, "a"], UserError, "Prompt 0 is int"),
+        ([None], UserError, "NoneType"),
+    ):
+        with pytest.raises(error, match=say):
+            llm.generate(prompts, FIVE)  # type: ignore[arg-type]
+        assert is_idle(llm)
+
+
+def test_an_error_in_a_callback_leaves_a_usable_engine(llm: LLM) -> None:
+    def fail(chunk: Chunk) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        llm.generate(["a", "b"], FIVE, on_chunk=fail)
+    assert is_idle(llm)
+    assert len(llm.generate("a", FIVE)[0].token_ids) == 5
+
+
+def test_policies_by_name_object_and_class() -> None:
+    model = load_model(tiny(), "float32", "cpu")
+    for eviction in ("fifo", Fifo, Fifo()):
+        assert isinstance(LLM(model, kv_cache_tokens=256, eviction=eviction).policies.eviction, Fifo)
+    for wrong, say in (
+        ({"evction": "lru"}, "no seam"),
+        ({"eviction": "lrru"}, "Did you mean 'lru'"),
+        ({"block_size": 0}, "positive integer"),
+        ({"watermark": 1.0}, r"\[0, 1\)"),
+        ({"layout": "contiguous_max"}, "prefix_cache"),
+    ):
+        with pytest.raises(UserError, match=say):
+            LLM(model, kv_cache_tokens=256, **wrong)  # type: ignore[arg-type]
+
+
+def test_models_by_name_folder_and_id(tmp_path: Path) -> None:
+    for name, say in (
+        ("smolm2", "Did you mean 'smollm2'"),
+        ("dummy_llama9", "dummy_llama3_8b"),
+        (tmp_path / "none", "none"),
+        (str(tmp_path), "config.json"),
+    ):
+        with pytest.raises(UserError, match=say):
+            kvlab.LLM(name)
