@@ -385,12 +385,13 @@ class KVCacheManager:
         self.cpu_pool.release(reversed(cpu_ids))
         return transfers
 
-    def transfers_for_copies(self, transfers: Sequence[BlockTransfer]) -> tuple[BlockTransfer, ...]:
-        """Copies of blocks that come back in this very step, as transfers of their own: copies are done before blocks come back."""
+    def transfers_for_copies(self, group: Group, transfers: Sequence[BlockTransfer]) -> tuple[BlockTransfer, ...]:
+        """The copies of a group that comes back in this step, as transfers of their own: copies are done before blocks come back."""
         back = {t.destination: t for t in transfers}
-        moved = [copy for copy in self.pending_copies if copy[1] in back]
-        self.pending_copies = [copy for copy in self.pending_copies if copy[1] not in back]
-        return tuple(back[source]._replace(destination=destination) for _, source, destination in moved)
+        own = {seq.seq_id for seq in group.seqs}
+        moved = tuple(back[source]._replace(destination=to) for seq_id, source, to in self.pending_copies if seq_id in own)
+        self.pending_copies = [copy for copy in self.pending_copies if copy[0] not in own]
+        return moved
 
     def _swap_in_regions(self, group: Group) -> tuple[BlockTransfer, ...] | None:
         filled = self._filled_blocks(group.seqs)

@@ -140,29 +140,28 @@ class Scheduler:
                 self._check_chunk(n, missing, budget)
                 return [(seq, n, 0)] if n else []
             return [(seq, n, 1 if group.is_forked else group.sampling.n)]
-        work = []
-        for seq in seqs:
-            if seq.attach_to is not None or budget <= 0:
-                continue
-            missing = len(seq.tokens) - seq.num_computed
-            n = chunk(missing, budget, limit)
-            self._check_chunk(n, missing, budget)
-            if n:
-                work.append((seq, n, 1 if n == missing else 0))
-                budget -= n
+        work = self._share_out(seqs, budget, 0)
         if group.beam is not None:
-            work = self._in_step(group, work)
-        if not group.is_forked and group.beam is None:
+            # Beams sample together or not at all: unless all reach their end in this step, each stops one token short of it.
+            all_end = sum(samples for _, _, samples in work) == len(seqs)
+            return work if all_end else self._share_out(seqs, budget, 1)
+        if not group.is_forked:
             work = [(s, n, group.sampling.n if samples else 0) for s, n, samples in work]
         return work
 
-    @staticmethod
-    def _in_step(group: SequenceGroup, work: list[tuple[Sequence, int, int]]) -> list[tuple[Sequence, int, int]]:
-        """Beams sample together or not at all: unless all reach their end in this step, each stops one token short."""
-        if sum(samples for _, _, samples in work) == len(group.seqs):
-            return work
-        short = [(s, n - samples, 0) for s, n, samples in work]
-        return [(s, n, 0) for s, n, _ in short if n]
+    def _share_out(self, seqs: list[Sequence], budget: int, num_left: int) -> list[tuple[Sequence, int, int]]:
+        """The budget, first come first served, to sequences that miss more than `num_left` tokens."""
+        work = []
+        for seq in seqs:
+            missing = len(seq.tokens) - seq.num_computed - num_left
+            if seq.attach_to is not None or budget <= 0 or missing <= 0:
+                continue
+            n = self.policies.batching.chunk(missing, budget, self.config.max_num_batched_tokens)
+            self._check_chunk(n, missing, budget)
+            if n:
+                work.append((seq, n, 1 if n == missing and not num_left else 0))
+                budget -= n
+        return work
 
     def _check_chunk(self, n: Any, missing: int, budget: int) -> None:
         if not isinstance(n, int) or not 0 <= n <= min(missing, budget):
@@ -273,7 +272,7 @@ class Scheduler:
             grown = self.kv.grow(growth)
             assert grown, "counted with the entry"
             self.swapped.pop(0)
-            build.swap_in += (*transfers, *self.kv.transfers_for_copies(transfers))
+            build.swap_in += (*transfers, *self.kv.transfers_for_copies(group, transfers))
             self._enter(group, "swapped_in", work, build, group.seqs[0].num_computed)
 
     def _give_up_swap(self, group: SequenceGroup, build: PlanBuilder) -> None:
