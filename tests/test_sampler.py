@@ -28,8 +28,12 @@ def probabilities(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64).log()
 
 
-def kept(logits_RV: torch.Tensor) -> list[list[int]]:
-    return [row.isfinite().nonzero().flatten().tolist() for row in logits_RV]
+def mass(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64) / max(values)
+
+
+def kept(mass_RV: torch.Tensor) -> list[list[int]]:
+    return [row.nonzero().flatten().tolist() for row in mass_RV]
 
 
 def one(logits: torch.Tensor, row: SamplingState, position: int) -> int:
@@ -72,32 +76,32 @@ def test_logits_without_a_number_are_an_error(params: dict[str, float], broken: 
 
 
 def test_top_k_by_hand() -> None:
-    logits = torch.tensor([[1.0, 4.0, 2.0, 3.0]] * 4 + [[1.0, 2.0, 2.0, 0.0]])
-    assert kept(keep_top_k(logits, [1, 2, 0, 9, 1])) == [[1], [1, 3], [0, 1, 2, 3], [0, 1, 2, 3], [1, 2]]  # ties all stay
+    rows = torch.stack([mass(1.0, 4.0, 2.0, 3.0)] * 4 + [mass(1.0, 2.0, 2.0, 0.5)])
+    assert kept(keep_top_k(rows, [1, 2, 0, 9, 1])) == [[1], [1, 3], [0, 1, 2, 3], [0, 1, 2, 3], [1, 2]]  # ties all stay
 
 
 def test_top_p_by_hand() -> None:
-    logits = probabilities(0.125, 0.5, 0.125, 0.25).repeat(6, 1)
+    rows = mass(0.125, 0.5, 0.125, 0.25).repeat(6, 1)
     top_p = torch.tensor([[0.4], [0.5], [0.51], [0.75], [0.8], [1.0]], dtype=torch.float64)
-    assert kept(keep_top_p(logits, top_p)) == [[1], [1], [1, 3], [1, 3], [0, 1, 3], [0, 1, 2, 3]]  # of two equals the lower id
+    assert kept(keep_top_p(rows, top_p)) == [[1], [1], [1, 3], [1, 3], [0, 1, 3], [0, 1, 2, 3]]  # of two equals the lower id
 
 
 def test_top_p_with_a_flat_distribution_sorts_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filters, "NUCLEUS_GUESSES", (4, 6))
-    flat = torch.zeros(2, 10, dtype=torch.float64)
+    flat = torch.ones(2, 10, dtype=torch.float64)
     assert kept(keep_top_p(flat, torch.tensor([[0.65], [0.3]], dtype=torch.float64))) == [list(range(7)), [0, 1, 2]]
 
 
 def test_top_p_mass_is_of_what_top_k_left() -> None:
-    logits = keep_top_k(probabilities(0.4, 0.3, 0.2, 0.1)[None], [2])  # 4/7 and 3/7
-    assert kept(keep_top_p(logits, torch.tensor([[0.57]], dtype=torch.float64))) == [[0]]
-    assert kept(keep_top_p(logits, torch.tensor([[0.58]], dtype=torch.float64))) == [[0, 1]]
+    left = keep_top_k(mass(0.4, 0.3, 0.2, 0.1)[None], [2])  # 4/7 and 3/7
+    assert kept(keep_top_p(left, torch.tensor([[0.57]], dtype=torch.float64))) == [[0]]
+    assert kept(keep_top_p(left, torch.tensor([[0.58]], dtype=torch.float64))) == [[0, 1]]
 
 
 def test_min_p_by_hand() -> None:
-    logits = probabilities(0.125, 0.5, 0.125, 0.25).repeat(4, 1)
+    rows = mass(0.125, 0.5, 0.125, 0.25).repeat(4, 1)
     min_p = torch.tensor([[0.0], [0.2], [0.4], [0.6]], dtype=torch.float64)
-    assert kept(keep_min_p(logits, min_p)) == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 3], [1]]
+    assert kept(keep_min_p(rows, min_p)) == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 3], [1]]
 
 
 def test_filters_agree_with_transformers() -> None:
@@ -106,16 +110,17 @@ def test_filters_agree_with_transformers() -> None:
     torch.manual_seed(1)
     logits = torch.randn(8, 400, dtype=torch.float64) * 2
     ids = torch.zeros(8, 1, dtype=torch.long)
+    rows = (logits - logits.amax(dim=-1, keepdim=True)).exp()
 
     def column(value: float) -> torch.Tensor:
         return torch.full((8, 1), value, dtype=torch.float64)
 
     for k in (1, 7, 399):
-        assert torch.equal(keep_top_k(logits, [k] * 8), TopKLogitsWarper(k)(ids, logits))
+        assert torch.equal(keep_top_k(rows, [k] * 8) > 0, TopKLogitsWarper(k)(ids, logits).isfinite())
     for p in (0.05, 0.5, 0.93, 0.999):
-        assert torch.equal(keep_top_p(logits, column(p)), TopPLogitsWarper(p)(ids, logits))
+        assert torch.equal(keep_top_p(rows, column(p)) > 0, TopPLogitsWarper(p)(ids, logits).isfinite())
     for m in (0.001, 0.1, 0.7):
-        assert torch.equal(keep_min_p(logits, column(m)), MinPLogitsWarper(m)(ids, logits))
+        assert torch.equal(keep_min_p(rows, column(m)) > 0, MinPLogitsWarper(m)(ids, logits).isfinite())
 
 
 def test_top_k_stable_orders_ties_by_id() -> None:

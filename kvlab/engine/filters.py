@@ -1,4 +1,6 @@
-"""What sampling does to logits: penalties, and which tokens stay. Dropped tokens become -inf; rows are independent of each other.
+"""What sampling does to logits (penalties) and which tokens stay. Rows are independent of each other.
+
+The filters take the mass of each token, exp(logit - largest logit), so 1 at most, and set it to 0 for a token that they drop.
 
 Shapes: R rows, V vocabulary, k tokens.
 """
@@ -47,25 +49,24 @@ def penalise(logits_SV: torch.Tensor, rows: Sequence[int], params: Sequence[Samp
     logits_SV[index] = torch.where(values > 0, values / factor, values * factor) - amount
 
 
-def keep_min_p(logits_RV: torch.Tensor, min_p_R1: torch.Tensor) -> torch.Tensor:
-    """Keep tokens whose probability is at least `min_p` times the largest."""
-    ratio_RV = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).exp()
-    return logits_RV.masked_fill(ratio_RV < min_p_R1, -torch.inf)
+def keep_min_p(mass_RV: torch.Tensor, min_p_R1: torch.Tensor) -> torch.Tensor:
+    """Keep tokens whose probability is at least `min_p` times the largest (whose mass is 1)."""
+    return mass_RV.masked_fill(mass_RV < min_p_R1, 0)
 
 
-def keep_top_k(logits_RV: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
-    """Keep the k largest logits and those equal to the k-th; k = 0 keeps all."""
-    size = logits_RV.shape[1]
+def keep_top_k(mass_RV: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
+    """Keep the k likeliest tokens and those equal to the k-th; k = 0 keeps all."""
+    size = mass_RV.shape[1]
     counts = [min(k or size, size) for k in top_k]
     limited = [row for row, count in enumerate(counts) if count < size]
     if not limited:
-        return logits_RV
-    rows = torch.tensor(limited, device=logits_RV.device)
-    last = torch.tensor([[counts[row] - 1] for row in limited], device=logits_RV.device)
-    largest = logits_RV[rows].topk(max(counts[row] for row in limited), dim=-1).values
-    floor_R1 = torch.full_like(logits_RV[:, :1], -torch.inf)
+        return mass_RV
+    rows = torch.tensor(limited, device=mass_RV.device)
+    last = torch.tensor([[counts[row] - 1] for row in limited], device=mass_RV.device)
+    largest = mass_RV[rows].topk(max(counts[row] for row in limited), dim=-1).values
+    floor_R1 = torch.zeros_like(mass_RV[:, :1])
     floor_R1[rows] = largest.gather(1, last)
-    return logits_RV.masked_fill(logits_RV < floor_R1, -torch.inf)
+    return mass_RV.masked_fill(mass_RV < floor_R1, 0)
 
 
 def take_top_k(logits_RV: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
@@ -85,27 +86,24 @@ def take_top_k(logits_RV: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Ten
     return values.gather(1, order), ids, is_exact
 
 
-def keep_top_p(logits_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
+def keep_top_p(mass_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
     """Keep the fewest likely tokens whose probabilities reach `top_p`, at least one; of equals at the border the lower ids."""
-    size = logits_RV.shape[1]
-    total_R1 = (logits_RV - logits_RV.amax(dim=-1, keepdim=True)).exp().cumsum(dim=-1)[:, -1:]
+    size = mass_RV.shape[1]
+    enough_R1 = top_p_R1 * mass_RV.cumsum(dim=-1)[:, -1:]
     for guess in (*(guess for guess in NUCLEUS_GUESSES if guess < size), size):
-        sorted_Rk = logits_RV.topk(guess, dim=-1).values
-        mass_Rk = (sorted_Rk - sorted_Rk[:, :1]).exp()
-        # A token stays if those before it hold less than top_p.
-        stays_Rk = mass_Rk.cumsum(dim=-1) - mass_Rk < top_p_R1 * total_R1
+        sorted_Rk = mass_RV.topk(guess, dim=-1).values
+        stays_Rk = sorted_Rk.cumsum(dim=-1) - sorted_Rk < enough_R1  # a token stays if those before it are not enough
         stays_Rk[:, 0] = True
         if guess == size or not bool((stays_Rk[:, -1:] & (top_p_R1 < 1)).any()):
             break
     num_kept_R1 = torch.where(top_p_R1 < 1, stays_Rk.sum(dim=-1, keepdim=True), size)
     floor_R1 = sorted_Rk.gather(1, (num_kept_R1.clamp(max=sorted_Rk.shape[1]) - 1))
-    floor_R1 = torch.where(top_p_R1 < 1, floor_R1, -torch.inf)
-    below_RV = logits_RV < floor_R1
+    below_RV = mass_RV < torch.where(top_p_R1 < 1, floor_R1, 0.0)
     num_surplus_R1 = size - below_RV.sum(dim=-1, keepdim=True) - num_kept_R1
     if bool((num_surplus_R1 > 0).any()):  # more tokens at the border than may stay: the last of them go
-        ties_RV = logits_RV == floor_R1
+        ties_RV = mass_RV == floor_R1
         below_RV |= ties_RV & (ties_RV.cumsum(dim=-1) > ties_RV.sum(dim=-1, keepdim=True) - num_surplus_R1)
-    return logits_RV.masked_fill(below_RV, -torch.inf)
+    return mass_RV.masked_fill(below_RV, 0)
 
 
 def top_k_stable(values_RV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -188,13 +188,14 @@ def _draw(logits_RV: torch.Tensor, ids_RV: torch.Tensor | None, states: Sequence
     """`num_samples` tokens of each row by inverse CDF."""
     params = [state.sampling for state in states]
     scaled_RV = logits_RV.double() / _column(logits_RV, [p.temperature for p in params])
+    mass_RV = scaled_RV.sub_(scaled_RV.amax(dim=-1, keepdim=True)).exp_()
     if any(p.min_p > 0 for p in params):
-        scaled_RV = keep_min_p(scaled_RV, _column(logits_RV, [p.min_p for p in params]))
+        mass_RV = keep_min_p(mass_RV, _column(logits_RV, [p.min_p for p in params]))
     if any(p.top_k > 0 for p in params):
-        scaled_RV = keep_top_k(scaled_RV, [p.top_k for p in params])
+        mass_RV = keep_top_k(mass_RV, [p.top_k for p in params])
     if any(p.top_p < 1 for p in params):
-        scaled_RV = keep_top_p(scaled_RV, _column(logits_RV, [p.top_p for p in params]))
-    cumulative_RV = scaled_RV.sub_(scaled_RV.amax(dim=-1, keepdim=True)).exp_().cumsum(dim=-1)
+        mass_RV = keep_top_p(mass_RV, _column(logits_RV, [p.top_p for p in params]))
+    cumulative_RV = mass_RV.cumsum(dim=-1)
     streams = np.array([state.stream for state in states])[:, None] + np.arange(max(num_samples))
     seeds = np.array([[state.seed % 2**64] for state in states], dtype=np.uint64)
     uniform_Rn = uniforms(seeds, streams, np.array(positions)[:, None])
