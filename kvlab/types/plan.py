@@ -167,7 +167,8 @@ class Outcome(NamedTuple):
     Attributes:
         tokens: one tuple per `plan.scheduled` entry: the accepted tokens (0..k; () where num_samples is 0 or the group is a beam).
         forks: seq_id -> first tokens of the n - 1 further samples (streams 1..n-1) drawn from the same logits.
-        candidates: seq_id -> the 2 * beam_width best continuations, best first (ties: lower id), of beam-search sequences.
+        candidates: seq_id -> the best continuations of beam-search sequences, best first (ties: lower id): 2 * beam_width, or
+            (1 + end ids) * beam_width where several ids end a sequence, so that enough live ones are left.
         logprobs: seq_id -> one entry per accepted token, then one per fork, where the request asked for them.
         execute_s: time the runner took (wall or virtual seconds).
     """
