@@ -1,5 +1,6 @@
 """The recorder: the same frames from memory and from a folder, bounded memory, exact round trips, and disks that refuse."""
 
+import errno
 import math
 import os
 import resource
@@ -246,6 +247,21 @@ def test_a_full_disk_in_mid_run_is_one_clear_error_and_loses_nothing_written(tmp
     assert str(tmp_path) in done.stdout
     assert len(done.stdout.splitlines()) == 1
     assert len(store.read_table(tmp_path, "steps")) == 51
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_disk_that_fills_up_at_the_end_leaves_the_parts(tmp_path, monkeypatch):
+    recorder = Recorder(tmp_path, buffer_rows=1)
+    feed(recorder)
+    recorder.flush()
+
+    def refuse(source, destination):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.os, "replace", refuse)
+    with pytest.raises(UserError, match=r"No space left to write .*steps\.parquet"):
+        recorder.close()
+    assert list(store.read_table(tmp_path, "steps")["step"]) == [0, 1, 2]
     assert not list(tmp_path.rglob("*.tmp"))
 
 

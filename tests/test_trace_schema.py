@@ -3,6 +3,7 @@
 from trace_examples import BLOCKS, OUTCOMES, REQUESTS, STATS, plan
 
 from kvlab.trace import schema
+from kvlab.trace.__main__ import document
 from kvlab.trace.frames import raw_frame, request_row, with_derived
 from kvlab.trace.outcomes import outcome_row
 from kvlab.trace.plans import plan_row
@@ -70,3 +71,11 @@ def test_markdown_table():
         "| `step` | `int64` | - | engine | step in which it happened |",
     ]
     assert len(text.splitlines()) == 2 + len(schema.BLOCKS)
+
+
+def test_the_docs_name_every_column_and_figure():
+    text = document()
+    for columns in schema.TABLES.values():
+        assert all(f"| `{c.name}` |" in text for c in columns)
+    assert "| `p99_ttft_ms` | P99 TTFT | ms | time to first token, from arrival |" in text
+    assert all(line.count("|") in (0, 5, 6) for line in text.splitlines())  # no cell breaks its row

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +82,7 @@ class Recorder:
         self._rows: dict[str, list[Sequence[Any]]] = {t: [] for t in TABLES if getattr(record, t)}
         self._limits = {t: max(1, buffer_rows // LONG_ROW) if t in LONG_ROWS else buffer_rows for t in self._rows}
         self._num_parts = dict.fromkeys(self._rows, 0)
-        self._statm = _statm(os.getpid())
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE") if self._statm is not None else 0
+        self._rss = _rss_reader(os.getpid())
         self._device: tuple[int | None, int | None] = (None, None)
         self._device_s = float("-inf")
         self._kv_bytes: int | None = None  # the runner makes its tensors later than this
@@ -125,7 +124,7 @@ class Recorder:
         rows = self._rows.get("steps")
         if rows is None:
             return
-        rss = int(os.pread(self._statm, 64, 0).split()[1]) * self._page_bytes if self._statm is not None else None
+        rss = self._rss() if self._rss is not None else None
         if self._memory is not None and start - self._device_s > DEVICE_SAMPLE_S:
             self._sample_device(start)
         record_ms = (time.perf_counter() - start + self._owed_s) * 1e3
@@ -221,9 +220,15 @@ class Recorder:
 
 
 @functools.cache
-def _statm(pid: int) -> int | None:
-    """A descriptor of this process's memory counters (Linux), kept open: reading it takes two microseconds. None elsewhere."""
+def _rss_reader(pid: int) -> Callable[[], int] | None:
+    """A function that reads this process's resident bytes: two microseconds on Linux, psutil's elsewhere, None without it."""
     try:
-        return os.open(f"/proc/{pid}/statm", os.O_RDONLY)
+        statm, page_bytes = os.open(f"/proc/{pid}/statm", os.O_RDONLY), os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return None
+        try:
+            import psutil
+        except ImportError:
+            return None
+        process = psutil.Process(pid)
+        return lambda: int(process.memory_info().rss)
+    return lambda: int(os.pread(statm, 64, 0).split()[1]) * page_bytes

@@ -52,7 +52,7 @@ STEPS_RAW = _rows(
     internal_fragmentation_tokens | int64 | tokens | slots in used blocks that hold no token
     prefix_cache_queries | int64 | tokens | prompt tokens of requests admitted for the first time in this step
     prefix_cache_hits | int64 | tokens | of these, taken from the prefix cache
-    preempted_queries | int64 | tokens | tokens of preempted requests readmitted or swapped in in this step (apart from prefix_cache_queries)
+    preempted_queries | int64 | tokens | tokens of preempted requests that came back in this step (not in prefix_cache_queries)
     preempted_hits | int64 | tokens | of these, still found in the cache or brought back from swap
     num_preemptions | int64 | requests | gave way in this step
     num_evicted_blocks | int64 | blocks | cached blocks evicted in this step

@@ -170,6 +170,12 @@ def _step_figures(steps: pd.DataFrame) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def markdown_figures() -> str:
+    """The figures as a Markdown table, for the docs."""
+    lines = ["| key | figure | unit | meaning |", "|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| `{f.key}` | {f.title} | {f.unit or '-'} | {f.meaning} |" for f in FIGURES)]) + "\n"
+
+
 def format_summary(summary: dict[str, Any]) -> str:
     """The figures that are defined as aligned lines of text, for a terminal."""
     lines = []
