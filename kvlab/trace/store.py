@@ -115,7 +115,7 @@ def _with_derived_arrow(table: str, parts: Sequence[Path]) -> Iterator[Any]:
     added = [c for c in TABLES[table] if c.source == DERIVED]
     previous_end_s = None
     for part in parts:
-        raw = pq.read_table(part)
+        raw = _read_arrow(part)
         frame = pd.DataFrame({c.name: _from_arrow(c, raw[c.name], raw.num_rows) for c in numbers})
         values = derived(table, frame, previous_end_s)
         for column in added:
@@ -185,9 +185,14 @@ def read_file(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
         return pd.DataFrame({c.name: series(c, _filled(c, cells[c.name])) for c in columns})
     if pq is None:
         raise ImportError("reading parquet needs pyarrow (pip install pyarrow)")
-    table = pq.read_table(path)
+    table = _read_arrow(path)
     names = set(table.column_names)
     return pd.DataFrame({c.name: _from_arrow(c, table[c.name] if c.name in names else None, table.num_rows) for c in columns})
+
+
+def _read_arrow(path: Path) -> Any:
+    """A parquet file as an arrow table; threads cost more than they gain on the small files of most runs."""
+    return pq.read_table(path, use_threads=path.stat().st_size > 8 << 20)
 
 
 def _filled(column: Column, values: Sequence[Any]) -> Sequence[Any]:
