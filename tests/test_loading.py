@@ -13,9 +13,10 @@ import torch
 from model_support import PagedRun, random_weights
 from safetensors.torch import load_file, save_file
 
+from kvlab.engine.detokenizer import Detokenizer
 from kvlab.model import LlamaConfig, RopeScaling, dummy, hf, load_model, tiny
 from kvlab.model.checkpoint import save_folder
-from kvlab.model.tokenizer import ByteTokenizer, HFTokenizer, TextStream
+from kvlab.model.tokenizer import ByteTokenizer, HFTokenizer
 from kvlab.types import UserError
 
 CONFIG = LlamaConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
@@ -261,9 +262,9 @@ def test_bytes_as_tokens() -> None:
     assert tokenizer.decode([256, 110, 195, 169, 257]) == "né"
     assert tokenizer.decode([256, 110, 257], skip_special_tokens=False) == "<bos>n<eos>"
     assert tokenizer.apply_chat([{"role": "user", "content": "hi"}])[1:] == list(b"user: hi\nassistant: ")
-    stream = TextStream(tokenizer)
-    assert [stream.push([token]) for token in (110, 195, 169, 300)] == ["n", "", "é", ""]
-    assert stream.push([195]) + stream.finish() == "\ufffd"
+    stream = Detokenizer(tokenizer)
+    assert [stream.append(token) for token in (110, 195, 169, 300)] == ["n", "", "é", ""]
+    assert stream.append(195) + stream.flush() == "\ufffd"
 
 
 def test_sentencepiece_tokens_as_bytes(tmp_path: Path) -> None:
@@ -277,8 +278,8 @@ def test_sentencepiece_tokens_as_bytes(tmp_path: Path) -> None:
     tokenizer.add_special_tokens(["<s>", "</s>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     ours = HFTokenizer(tmp_path)
-    stream = TextStream(ours)
-    assert [stream.push([token]) for token in (1, 6, 3, 4, 5, 7, 8, 2)] == ["", " Hi", "", "", "€", " ", "a", ""]
+    stream = Detokenizer(ours)
+    assert [stream.append(token) for token in (1, 6, 3, 4, 5, 7, 8, 2)] == ["", "Hi", "", "", "€", " ", "a", ""]
     assert ours.decode([1, 6, 3, 4, 5, 7, 8, 2]) == "Hi€ a"
     assert ours.vocab_size == 9
     with pytest.raises(UserError, match="no chat template"):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from model_support import PagedRun, hf_llama
 
-from kvlab.model import LoadedModel, TextStream, load_model, smollm2
+from kvlab.engine.detokenizer import Detokenizer
+from kvlab.model import LoadedModel, load_model, smollm2
 from kvlab.model.bundled import bundled_folder
 
 pytestmark = pytest.mark.slow
@@ -29,12 +30,12 @@ def test_the_capital_of_france(loaded: LoadedModel) -> None:
     run = PagedRun(loaded.model, num_blocks=16, block_size=7)
     run.tables = {0: [11, 3, 14, 0, 7, 5, 9, 1]}
     new = tokenizer.apply_chat([{"role": "user", "content": "What is the capital of France?"}])
-    stream, text = TextStream(tokenizer), ""
+    stream, text = Detokenizer(tokenizer), ""
     for _ in range(12):
         new = [int(run.step({0: new})[0][-1].argmax())]
         if new[0] in loaded.eos_token_ids:
             break
-        text += stream.push(new)
+        text += stream.append(new[0])
     assert text == "The capital of France is Paris."
 
 
@@ -46,8 +47,8 @@ def test_tokenizer(loaded: LoadedModel) -> None:
     assert tokenizer.encode("What is the capital of France? 123") == [1780, 314, 260, 3575, 282, 4649, 47, 216, 33, 34, 35]
     for text in (TEXT, "naïve café 日本語 🙂 ½ Ⅷ\t\r\n  x"):
         ids = tokenizer.encode(text)
-        stream = TextStream(tokenizer)
-        assert "".join(stream.push([i]) for i in ids) + stream.finish() == text == tokenizer.decode(ids)
+        stream = Detokenizer(tokenizer)
+        assert "".join(stream.append(i) for i in ids) + stream.flush() == text == tokenizer.decode(ids)
 
 
 def test_logits_beside_transformers(loaded: LoadedModel) -> None:

@@ -151,11 +151,12 @@ class Committer:
         elif group.phase == "prefill":
             group.enter_phase("decode", end_s)
         reason = ""
-        if seq.stop_checker is not None and seq.stop_checker.append(token):
-            reason = "stop"
         if token in group.end_ids and num_output > group.sampling.min_tokens:
             reason = "stop"
-        elif not reason and num_output >= group.max_output:
+        has_text = not reason or group.sampling.include_stop_str  # the token that ends a sequence is no part of its text
+        if has_text and seq.stop_checker is not None and seq.stop_checker.append(token):
+            reason = "stop"
+        if not reason and num_output >= group.max_output:
             reason = "length"
         if reason:
             self.finish(seq, reason, end_s)

@@ -93,7 +93,11 @@ def make_record(group: SequenceGroup, end_s: float, tokenizer: Tokenizer | None)
 def _text(seq: Sequence, tokenizer: Tokenizer | None) -> str:
     if seq.stop_checker is not None:
         return seq.stop_checker.text
-    return "" if tokenizer is None else tokenizer.decode(seq.output_token_ids)
+    if tokenizer is None:
+        return ""
+    ids = seq.output_token_ids
+    ends = seq.finish_reason == "stop" and not seq.group.sampling.include_stop_str
+    return tokenizer.decode(ids[:-1] if ends and ids[-1] in seq.group.end_ids else ids)
 
 
 def refused_record(request: Request, detail: str, now_s: float) -> RequestRecord:

@@ -4,9 +4,9 @@ from kvlab.model.config import LlamaConfig, RopeScaling
 from kvlab.model.llama import Llama
 from kvlab.model.loading import LoadedModel, ModelSpec, load_model
 from kvlab.model.specs import dummy, hf, smollm2, tiny
-from kvlab.model.tokenizer import Message, TextStream, Tokenizer
+from kvlab.model.tokenizer import Message, Tokenizer
 
 __all__ = [
-    "Llama", "LlamaConfig", "LoadedModel", "Message", "ModelSpec", "RopeScaling", "TextStream", "Tokenizer", "dummy", "hf",
+    "Llama", "LlamaConfig", "LoadedModel", "Message", "ModelSpec", "RopeScaling", "Tokenizer", "dummy", "hf",
     "load_model", "smollm2", "tiny",
 ]  # fmt: skip

@@ -5,7 +5,6 @@ Token bytes are the ground of streaming: a text is the UTF-8 decoding of its tok
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections.abc import Sequence
 from functools import lru_cache
@@ -52,22 +51,6 @@ class Tokenizer(Protocol):
         Raises:
             UserError: the model has no chat template.
         """
-
-
-class TextStream:
-    """Text of one growing sequence, token by token: a character cut across tokens appears when its last byte has come."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete (may be "")."""
-        return self._decoder.decode(b"".join(self._tokenizer.token_bytes(token_id) for token_id in token_ids))
-
-    def finish(self) -> str:
-        """What is left of a cut character (U+FFFD), or ""."""
-        return self._decoder.decode(b"", final=True)
 
 
 class ByteTokenizer:
