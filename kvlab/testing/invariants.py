@@ -136,7 +136,7 @@ def _check_contents(kv: KVCacheManager, seq: Sequence, name: str) -> None:
             block = kv.pool.blocks[table.block_ids[i - table.num_dropped_blocks]]
             assert not block.content or block.content == key, f"{name}: block {block.block_id} is published with other content"
             assert key in kv.pool.by_content or not block.content, f"{name}: block {block.block_id} has lost its content"
-            if block.content:  # noqa: SIM102
+            if block.content:
                 assert (block.parent, block.depth) == (parent if i else None, i), f"{name}: block {block.block_id} has another parent"
     for i, block_id in enumerate(table.block_ids, start=table.num_dropped_blocks):
         if i >= seq.num_computed // size:
