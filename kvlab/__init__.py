@@ -18,11 +18,15 @@ __version__ = "0.1.0"
 # else wants a core (another run of a sweep, a browser); waiting passively costs nothing measurable on an idle machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Packages that may be used without importing them first: kvlab.replay.replay(...).
+_SUBPACKAGES = ("analysis", "policies", "replay", "testing", "trace")
+
 # name -> module that defines it. Modules are not called like the functions they hold: importing one would hide the function.
 _LAZY = {
     "LLM": "kvlab.llm",
     "GenerationOutput": "kvlab.llm",
     "Run": "kvlab.results",
+    "Runs": "kvlab.results",
     "load_runs": "kvlab.results",
     "run": "kvlab.running",
     "sweep": "kvlab.sweeping",
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from kvlab.llm import LLM as LLM
     from kvlab.llm import GenerationOutput as GenerationOutput
     from kvlab.results import Run as Run
+    from kvlab.results import Runs as Runs
     from kvlab.results import load_runs as load_runs
     from kvlab.running import run as run
     from kvlab.sweeping import sweep as sweep
@@ -45,13 +50,15 @@ if TYPE_CHECKING:
     from kvlab.types import UserError as UserError
 
 __all__ = [
-    "LLM", "GenerationOutput", "Request", "Run", "SamplingParams", "UserError", "__version__", "compose", "load_runs", "run",
-    "sweep",
+    "LLM", "GenerationOutput", "Request", "Run", "Runs", "SamplingParams", "UserError", "__version__", "compose", "load_runs",
+    "run", "sweep",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
+    if name in _SUBPACKAGES:
+        return import_module(f"kvlab.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'kvlab' has no attribute {name!r}; it has {', '.join(sorted(_LAZY))}")
     value = getattr(import_module(_LAZY[name]), name)
@@ -60,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, *_SUBPACKAGES})

@@ -110,13 +110,25 @@ def _check(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
         return parsed
     fixed = [o for o in parsed if not o.is_sweep_override()]
     chosen = [o.input_line or "" for o in fixed if o.key_or_group in options or o.key_or_group.startswith("hydra")]
-    try:
-        config = hydra_compose(CONFIG_NAME, overrides=chosen)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise as_user_error(error) from error
+    config = _base(tuple(chosen))
     for override in keys:
         _check_key(override, config, options)
     return parsed
+
+
+def _base(chosen: tuple[str, ...]) -> DictConfig:
+    """The configuration of these groups, to look keys up in; the points of a sweep share one."""
+    if chosen not in _BASES:
+        if len(_BASES) >= 64:
+            _BASES.clear()
+        try:
+            _BASES[chosen] = hydra_compose(CONFIG_NAME, overrides=list(chosen))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise as_user_error(error) from error
+    return _BASES[chosen]
+
+
+_BASES: dict[tuple[str, ...], DictConfig] = {}
 
 
 def _parse(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:

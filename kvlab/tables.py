@@ -72,6 +72,7 @@ def run_table(run: Run) -> str:
                 lines.append(group)
                 group = ""
             lines.append(f"  {row.label:<46}{shown:>22}")
+    lines += _answers(run)
     reasons = run.summary.get("finish_reasons") or {}
     if reasons:
         lines.append("Finish reasons: " + ", ".join(f"{name} {count}" for name, count in reasons.items()))
@@ -131,6 +132,17 @@ def _policies(run: Run) -> str:
             line = ""
         line += part + "  "
     return "\n".join([*lines, line.rstrip()])
+
+
+def _answers(run: Run, number: int = 3) -> list[str]:
+    """The beginnings of the first answers, where the run has texts: that tokens are real can be read here."""
+    requests = run.requests()
+    lines: list[str] = []
+    for request_id, texts in zip(requests["request_id"], requests["output_texts"], strict=True):
+        text = " ".join(str(texts[0]).split()) if len(texts) else ""
+        if text and len(lines) < number:
+            lines.append(f"  {request_id}: {text[:96]}{'...' if len(text) > 96 else ''}")
+    return ["Answers", *lines] if lines else []
 
 
 def _values(key: str, summary: dict[str, Any]) -> list[Any]:

@@ -239,6 +239,24 @@ def test_one_failing_point_does_not_stop_the_others(tmp_path: Path, capsys: pyte
     assert sorted(status(f)["state"] for f in folders(tmp_path)) == ["failed", "finished"]
 
 
+def test_an_interrupted_sweep_ends_with_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = []
+    real = Engine.step
+
+    def step(self: Engine, now_s: float | None = None) -> Any:
+        steps.append(1)
+        if len(steps) == 6:  # the first run takes four steps
+            raise KeyboardInterrupt
+        return real(self, now_s)
+
+    monkeypatch.setattr(Engine, "step", step)
+    assert main(["-m", *SMALL, "block_size=4,8,16"]) == INTERRUPTED
+    assert "1 of 2 runs finished." in capsys.readouterr().out
+    assert [status(f)["state"] for f in folders(tmp_path)] == ["finished", "interrupted"]
+
+
 def test_a_wrong_name_in_a_sweep_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *SMALL, "eviction=lru,lrru"]) == USER_ERROR
     assert "Did you mean 'lru'?" in capsys.readouterr().err
@@ -282,7 +300,8 @@ def test_run_takes_objects_classes_and_names(tmp_path: Path) -> None:
             seen.append(block.block_id)
             super().evict(block, now)
 
-    config = kvlab.compose("model=tiny", "workload=shared_prefix", "workload.num_requests=24", "kv_cache_tokens=1024", "threads=1")
+    words = ["workload=shared_prefix", "workload.num_requests=24", "workload.arrivals.kind=all_at_once", "kv_cache_tokens=1024"]
+    config = kvlab.compose("model=tiny", "threads=1", *words)
     by_name = kvlab.run(config, eviction="lru", progress=False)
     by_class = kvlab.run(config, eviction=Watching, progress=False)
     assert by_name.summary["num_evicted_blocks"] > 0

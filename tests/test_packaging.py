@@ -120,3 +120,14 @@ def test_constraints_pin_every_dependency() -> None:
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
     assert names - set(pinned) == set()
     assert "omegaconf" not in names, "hydra-core knows the omegaconf it works with"
+
+
+@pytest.mark.parametrize(("ci", "code"), [("true", 1), ("", 0)])
+def test_a_skipped_test_fails_in_ci(tmp_path: Path, ci: str, code: int) -> None:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text("import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no reason')\n")
+    for workers in ("0", "2"):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers]
+        done = subprocess.run(command, cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "CI": ci}, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "1 passed, 1 skipped" in done.stdout
