@@ -352,3 +352,17 @@ def test_help_exits_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert "eviction: fifo, lfu, lru, random" in out
     assert main(["--cfg", "job", "eviction=fifo"]) == OK
     assert "kvlab.policies.eviction.fifo.Fifo" in capsys.readouterr().out
+
+
+def test_the_pool_is_sized_from_free_memory_where_nothing_else_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny's K and V take 2 * 2 layers * 4 heads * 8 * 4 bytes = 512 bytes a token, 8,192 a block of 16: 500,000 bytes hold 61."""
+    import types
+
+    import psutil
+
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=1_000_000, total=1_000_000))
+    run = kvlab.run(kvlab.compose(*SMALL, "kv_cache_tokens=null", "memory_fraction=0.5"), progress=False)
+    assert run.config["num_blocks"] == 61
+    assert run.steps()["kv_blocks_total"].unique().tolist() == [61]
+    with pytest.raises(UserError, match="set num_blocks or kv_cache_tokens"):
+        kvlab.run(kvlab.compose(*SMALL, "kv_cache_tokens=null", "runner=simulated"), progress=False)
