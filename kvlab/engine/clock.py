@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -62,7 +63,8 @@ class VirtualClock:
 class RecordedClock:
     """The clock of a recorded run: step i is decided at `times[i][0]` and is over at `times[i][1]`.
 
-    Past the recording's end time stands still at its last value; the recorded runner says so when it has no outcome.
+    After the last step everything is due: whatever the recorded run had left ended there without a step (refused, aborted). A replay
+    that wants another step hears from the recorded runner that there is none.
     """
 
     def __init__(self, times: Sequence[tuple[float, float]]) -> None:
@@ -70,10 +72,8 @@ class RecordedClock:
         self._step = 0
 
     def now(self) -> float:
-        """Recorded time of the step about to be decided."""
-        if self._step < len(self._times):
-            return self._times[self._step][0]
-        return self._times[-1][1] if self._times else 0.0
+        """Recorded time of the step about to be decided; infinity after the last."""
+        return self._times[self._step][0] if self._step < len(self._times) else math.inf
 
     def advance(self, execute_s: float) -> float:
         """Recorded end of the step."""

@@ -54,6 +54,7 @@ def drive(engine: Engine, workload: RequestSource, on_progress: Callable[[Progre
     clock = engine.clock
     aborts: list[tuple[float, str]] = []
     num_steps = num_finished = num_output = 0
+    last_end_s = 0.0  # what ends outside a step ends at a time that a replay knows too: not when the clock happened to be read
 
     def ended(record: RequestRecord) -> None:
         nonlocal num_finished
@@ -68,13 +69,13 @@ def drive(engine: Engine, workload: RequestSource, on_progress: Callable[[Progre
             except UserError as error:
                 if on_refused == "raise":
                     raise
-                ended(engine.refuse(request, error, now_s))
+                ended(engine.refuse(request, error, max(request.arrival_s, last_end_s)))
                 continue
             if request.abort_at_s is not None:
                 aborts.append((request.abort_at_s, request.request_id))
         for due in [entry for entry in aborts if entry[0] <= now_s]:
             aborts.remove(due)
-            engine.abort(due[1], now_s)
+            engine.abort(due[1], max(due[0], last_end_s))
         if engine.has_work or engine.has_ended:
             result = engine.step(now_s) if engine.has_work else None
             for record in engine.take_ended() if result is None else result.finished:
@@ -82,6 +83,7 @@ def drive(engine: Engine, workload: RequestSource, on_progress: Callable[[Progre
             if result is None:
                 continue
             num_steps += 1
+            last_end_s = result.stats.end_s
             num_output += result.stats.num_output_tokens
             if on_progress is not None:
                 on_progress(Progress(num_steps, num_finished, workload.num_requests, num_output, result.stats.end_s))
