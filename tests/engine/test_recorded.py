@@ -66,7 +66,8 @@ def test_a_real_run_replayed_decides_the_same(tmp_path: Path, concurrency: int |
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ("max_num_batched_tokens=17", r"Step 0 of this replay schedules sequences \(0, 1\) with \(8, 9\) tokens, .* had \(0, 1\) with \(8, 8\)"),
+        ("max_num_batched_tokens=17", r"Step 0 of this replay schedules sequences \(0, 1, 2\) with \(8, 8, 1\) tokens, .* had "
+                                      r"\(0, 1, 2, 3\) with \(8, 8, 8, 8\)"),
         ("num_blocks=6", r"Step \d+ of this replay schedules sequences"),
         ("workload.num_requests=5", r"Step \d+ of this replay schedules sequences"),
         ("workload.output_len=20", r"has \d+ steps and this replay needs more"),
@@ -74,7 +75,7 @@ def test_a_real_run_replayed_decides_the_same(tmp_path: Path, concurrency: int |
 )  # fmt: skip
 def test_a_replay_of_something_else_says_where_it_differs(tmp_path: Path, change: str, what: str) -> None:
     base = ["model=tiny", "threads=1", "workload=synthetic", "workload.num_requests=4", "workload.arrivals.kind=all_at_once",
-            "workload.prompt_len=8", "workload.output_len=12", "block_size=4", "num_blocks=40", "max_num_batched_tokens=16",
+            "workload.prompt_len=8", "workload.output_len=12", "block_size=4", "num_blocks=40", "max_num_batched_tokens=64",
             "record.outcomes=true"]  # fmt: skip
     kvlab.run(kvlab.compose(*base), folder=tmp_path / "real", progress=False)
     log = Log()
@@ -145,8 +146,9 @@ SIMULATED = [
         (["prefix_cache=none"], ["num_preemptions", "recomputed_tokens"]),
         (["prefix_cache=none", "preemption/mode=swap", "num_cpu_blocks=100"], ["num_preemptions", "swapped_in_blocks"]),
         (["prefix_cache=none", "batching=walkthrough", "preemption=least_computed"], ["num_preemptions"]),
-        (["prefix_cache=none", "scheduling=sjf", "batching=prefill_first", "workload.sampling={n: 3, temperature: 1.0}"],
-         ["num_preemptions", "cow_copies"]),
+        # Swap, for a group that is recomputed shares again what its samples have in common, and that depends on their tokens.
+        (["prefix_cache=none", "scheduling=sjf", "batching=prefill_first", "workload.sampling={n: 3, temperature: 1.0}",
+          "preemption/mode=swap", "num_cpu_blocks=200"], ["num_preemptions", "cow_copies", "swapped_in_blocks"]),
         # Blocks of prompts alone are ever found: what was said after them is hashed, kept and evicted, but never asked for.
         (["prefix_cache=hash", "num_blocks=60"], ["prefix_cache_hits", "num_evicted_blocks"]),
     ],
