@@ -1,6 +1,6 @@
 """A runner with a fake model and a real (fake) paged cache: what it decodes depends on every block being where the plan says.
 
-Each slot keeps a token, its position and a hash of everything before it (as K and V of a real model depend on the whole prefix).
+Each slot keeps a token, its position and a hash of everything up to it (as K and V of a real model depend on the whole prefix).
 The next token is made from what is *read back* through the block table, so a fault of the bookkeeping (a wrong table, a missing
 copy, a stale block, transfers in the wrong order) becomes an assertion that names the block, or a wrong token.
 """
@@ -14,55 +14,71 @@ import numpy.typing as npt
 
 from kvlab.engine.cost import Constant, CostModel
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
-from kvlab.engine.runners.fake_tokens import FakeModel, hash_tokens
+from kvlab.engine.runners.fake_tokens import FakeModel, hash_token, hash_tokens
 from kvlab.types import Candidate, Outcome, Plan, ScheduledSeq, SeqStart
 
+Ints = npt.NDArray[np.int64]
 GARBAGE = -7_777_777
 _MASK = 2**64 - 1
 
 
 class _Row:
-    """What the runner knows of a sequence: its table, and (to check what is read) the tokens it was told."""
+    """What the runner knows of a sequence: its table, and (to check what is read) the tokens it was told.
 
-    __slots__ = ("prefixes", "start", "table", "tokens")
+    `prefixes[p]`: hash of the first p tokens. `slots`: pool slot of each of the table's slots.
+    """
+
+    __slots__ = ("prefixes", "slots", "start", "table", "tokens")
 
     def __init__(self, start: SeqStart) -> None:
         self.start = start
         self.table: list[int] = []
-        self.tokens = list(start.token_ids)
-        self.prefixes = [0]  # prefixes[p]: hash of the first p tokens
+        self.slots: Ints = np.zeros(0, dtype=np.int64)
+        self.tokens: list[int] = []
+        self.prefixes = np.zeros(2 * len(start.token_ids) + 64, dtype=np.uint64)
+        self.tell(0, start.token_ids)
 
     def tell(self, first: int, ids: Sequence[int]) -> None:
         """Note tokens from position `first` on; they must agree with those known."""
         known = self.tokens[first : first + len(ids)]
         assert list(ids[: len(known)]) == known, f"sequence {self.start.seq_id} is given {ids} at {first}, it had {known}"
         assert first <= len(self.tokens), f"sequence {self.start.seq_id} knows {len(self.tokens)} tokens and computes from {first}"
-        self.tokens += ids[len(known) :]
+        for token in ids[len(known) :]:
+            end = len(self.tokens)
+            if end + 1 >= len(self.prefixes):
+                self.prefixes = np.concatenate((self.prefixes, np.zeros_like(self.prefixes)))
+            self.prefixes[end + 1] = (int(self.prefixes[end]) + hash_token(token, end)) & _MASK
+            self.tokens.append(token)
 
-    def prefix(self, end: int) -> int:
-        """Hash of the first `end` tokens."""
-        while len(self.prefixes) <= end:
-            p = len(self.prefixes) - 1
-            self.prefixes.append((self.prefixes[p] + hash_tokens((self.tokens[p],), p)) & _MASK)
-        return self.prefixes[end]
+    def set_table(self, table: list[int], block_size: int) -> None:
+        """The block table, whole."""
+        self.table = table
+        self.slots = (np.array(table, dtype=np.int64)[:, None] * block_size + np.arange(block_size)).ravel()
 
 
 class _Tier:
     """Slots of one tier, full of garbage at first."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.tokens = np.full((num_blocks, block_size), GARBAGE, dtype=np.int64)
-        self.positions = np.full((num_blocks, block_size), GARBAGE, dtype=np.int64)
-        self.prefixes = np.full((num_blocks, block_size), 2**64 - 7_777_777, dtype=np.uint64)
+        self.block_size = block_size
+        self.tokens = np.full(num_blocks * block_size, GARBAGE, dtype=np.int64)
+        self.positions = np.full(num_blocks * block_size, GARBAGE, dtype=np.int64)
+        self.prefixes = np.full(num_blocks * block_size, 2**64 + GARBAGE, dtype=np.uint64)
+
+    def _slots(self, block_ids: Sequence[int]) -> Ints:
+        slots: Ints = (np.array(block_ids, dtype=np.int64)[:, None] * self.block_size + np.arange(self.block_size)).ravel()
+        return slots
 
     def take(self, block_ids: Sequence[int]) -> list[npt.NDArray[np.generic]]:
         """The contents of blocks."""
-        return [array[list(block_ids)] for array in (self.tokens, self.positions, self.prefixes)]
+        slots = self._slots(block_ids)
+        return [array[slots] for array in (self.tokens, self.positions, self.prefixes)]
 
     def put(self, block_ids: Sequence[int], contents: list[npt.NDArray[np.generic]]) -> None:
         """Overwrite blocks."""
+        slots = self._slots(block_ids)
         for array, content in zip((self.tokens, self.positions, self.prefixes), contents, strict=True):
-            array[list(block_ids)] = content
+            array[slots] = content
 
 
 class PagedFakeRunner:
@@ -121,29 +137,32 @@ class PagedFakeRunner:
             assert start.seq_id not in self._rows, f"step {plan.step} starts sequence {start.seq_id}, which is known"
             self._rows[start.seq_id] = _Row(start)
         for seq_id, block_ids in plan.fresh_tables.items():
-            self._rows[seq_id].table = list(block_ids)
+            self._rows[seq_id].set_table(list(block_ids), self.config.block_size)
         for seq_id, block_ids in plan.tables.items():
             assert seq_id not in plan.fresh_tables, f"sequence {seq_id} gets a whole table and an addition"
-            self._rows[seq_id].table += block_ids
+            self._rows[seq_id].set_table([*self._rows[seq_id].table, *block_ids], self.config.block_size)
 
     def _move_blocks(self, plan: Plan) -> None:
         gpu, cpu = self._gpu, self._cpu
         for transfers, tiers in ((plan.swap_out, ("gpu", "cpu")), (plan.swap_in, ("cpu", "gpu"))):
             assert all((t.source_tier, t.destination_tier) == tiers for t in transfers), f"{transfers} leave {tiers}"
             assert all(1 <= t.num_tokens <= self.config.block_size for t in transfers), f"{transfers}: filled slots"
-        _distinct("swapped out to", (t.destination for t in plan.swap_out))
-        cpu.put([t.destination for t in plan.swap_out], gpu.take([t.source for t in plan.swap_out]))
-        sources, destinations = [c.source for c in plan.copies], [c.destination for c in plan.copies]
-        _distinct("copied to", destinations)
-        gpu.put(destinations, gpu.take(sources))  # all sources are read before any destination is written
-        _distinct("swapped in to", (t.destination for t in plan.swap_in))
-        gpu.put([t.destination for t in plan.swap_in], cpu.take([t.source for t in plan.swap_in]))
+        if plan.swap_out:
+            _distinct("swapped out to", (t.destination for t in plan.swap_out))
+            cpu.put([t.destination for t in plan.swap_out], gpu.take([t.source for t in plan.swap_out]))
+        if plan.copies:  # all sources are read before any destination is written
+            _distinct("copied to", (c.destination for c in plan.copies))
+            gpu.put([c.destination for c in plan.copies], gpu.take([c.source for c in plan.copies]))
+        if plan.swap_in:
+            _distinct("swapped in to", (t.destination for t in plan.swap_in))
+            gpu.put([t.destination for t in plan.swap_in], cpu.take([t.source for t in plan.swap_in]))
 
     def _run(self, plan: Plan) -> Outcome:
+        """Writes of all sequences come before any read, as in a model's layers."""
         _distinct("scheduled as sequence", (s.seq_id for s in plan.scheduled))
-        written: set[tuple[int, int]] = set()
-        for scheduled, ids in zip(plan.scheduled, plan.token_ids, strict=True):
-            self._write(scheduled, ids, written)
+        written = [self._write(scheduled, ids) for scheduled, ids in zip(plan.scheduled, plan.token_ids, strict=True)]
+        if written:
+            _distinct(f"a slot (of {self.config.block_size} a block) written", np.concatenate(written).tolist())
         tokens: list[tuple[int, ...]] = []
         forks: dict[int, tuple[int, ...]] = {}
         candidates: dict[int, tuple[Candidate, ...]] = {}
@@ -164,51 +183,45 @@ class PagedFakeRunner:
                 forks[scheduled.seq_id] = drawn[1:]
         return Outcome(plan.step, tuple(tokens), forks, candidates, {}, self.cost.step_s(plan))
 
-    def _slots(self, scheduled: ScheduledSeq, first: int, end: int) -> tuple[list[int], list[int]]:
-        """(block ids, slots in them) of positions first .. end-1."""
-        size, table = self.config.block_size, self._rows[scheduled.seq_id].table
-        indices = [p - scheduled.num_dropped_tokens for p in range(first, end)]
-        assert scheduled.num_dropped_tokens % size == 0, f"{scheduled}: dropped tokens are no whole blocks"
-        assert indices[0] >= 0, f"sequence {scheduled.seq_id} needs position {first}; {scheduled.num_dropped_tokens} tokens were dropped"
-        assert indices[-1] < len(table) * size, f"sequence {scheduled.seq_id} has blocks {table} of {size}: none for position {end - 1}"
-        return [table[i // size] for i in indices], [i % size for i in indices]
+    def _slots(self, scheduled: ScheduledSeq, first: int, end: int) -> Ints:
+        """Pool slots of positions first .. end-1."""
+        row, dropped = self._rows[scheduled.seq_id], scheduled.num_dropped_tokens
+        assert dropped % self.config.block_size == 0, f"{scheduled}: dropped tokens are no whole blocks"
+        assert first >= dropped, f"sequence {scheduled.seq_id} needs position {first}, but {dropped} tokens were dropped"
+        assert end - dropped <= len(row.slots), f"sequence {scheduled.seq_id} has blocks {row.table}: none for position {end - 1}"
+        return row.slots[first - dropped : end - dropped]
 
-    def _write(self, scheduled: ScheduledSeq, ids: Sequence[int], written: set[tuple[int, int]]) -> None:
-        row, first = self._rows[scheduled.seq_id], scheduled.first_position
+    def _write(self, scheduled: ScheduledSeq, ids: Sequence[int]) -> Ints:
+        row, first, gpu = self._rows[scheduled.seq_id], scheduled.first_position, self._gpu
         assert scheduled.num_new_tokens == len(ids) >= 1, f"{scheduled}: {len(ids)} token ids"
         row.tell(first, ids)
-        blocks, slots = self._slots(scheduled, first, first + len(ids))
-        for i, (block, slot) in enumerate(zip(blocks, slots, strict=True)):
-            assert (block, slot) not in written, f"slot {slot} of block {block} is written twice in one step (sequence {scheduled.seq_id})"
-            written.add((block, slot))
-            self._gpu.tokens[block, slot] = ids[i]
-            self._gpu.positions[block, slot] = first + i
-            self._gpu.prefixes[block, slot] = row.prefix(first + i + 1)
+        slots = self._slots(scheduled, first, first + len(ids))
+        gpu.tokens[slots] = ids
+        gpu.positions[slots] = np.arange(first, first + len(ids))
+        gpu.prefixes[slots] = row.prefixes[first + 1 : first + len(ids) + 1]
+        return slots
 
     def _read(self, scheduled: ScheduledSeq) -> int:
         """Hash of what the last new token sees, read through the table; everything that any new token sees is checked."""
-        row, window = self._rows[scheduled.seq_id], self.config.window
+        row, window, gpu = self._rows[scheduled.seq_id], self.config.window, self._gpu
         end = scheduled.first_position + scheduled.num_new_tokens
         seen = max(0, scheduled.first_position - window + 1) if window else 0
-        blocks, slots = self._slots(scheduled, seen, end)
-        positions, tokens = self._gpu.positions[blocks, slots], self._gpu.tokens[blocks, slots]
-        wrong = np.flatnonzero(positions != np.arange(seen, end))
-        if len(wrong):
-            i = int(wrong[0])
-            raise AssertionError(f"sequence {scheduled.seq_id} reads position {seen + i} in slot {slots[i]} of block {blocks[i]}, "
-                                 f"which holds {_name(int(positions[i]))} (table {row.table})")  # fmt: skip
-        row.prefix(end)
-        wrong = np.flatnonzero(self._gpu.prefixes[blocks, slots] != np.array(row.prefixes[seen + 1 : end + 1], dtype=np.uint64))
-        if len(wrong):
-            i = int(wrong[0])
-            raise AssertionError(f"sequence {scheduled.seq_id} reads position {seen + i} in slot {slots[i]} of block {blocks[i]}, "
-                                 f"computed after another prefix (token {tokens[i]} there, {row.tokens[seen + i]} wanted)")  # fmt: skip
+        slots = self._slots(scheduled, seen, end)
+        wrong = gpu.positions[slots] != np.arange(seen, end)
+        if wrong.any():
+            position = int(gpu.positions[slots][wrong.argmax()])
+            there = "nothing" if position == GARBAGE else f"position {position}"
+            raise AssertionError(f"{self._where(scheduled, seen + int(wrong.argmax()))}, which holds {there}")
+        wrong = gpu.prefixes[slots] != row.prefixes[seen + 1 : end + 1]
+        if wrong.any():
+            raise AssertionError(f"{self._where(scheduled, seen + int(wrong.argmax()))}, computed after another prefix")
         last = max(0, end - window) if window else 0
-        return hash_tokens(tokens[last - seen :], last)
+        return hash_tokens(gpu.tokens[slots[last - seen :]], last)
 
-
-def _name(position: int) -> str:
-    return "nothing" if position == GARBAGE else f"position {position}"
+    def _where(self, scheduled: ScheduledSeq, position: int) -> str:
+        row = self._rows[scheduled.seq_id]
+        block, slot = divmod(int(row.slots[position - scheduled.num_dropped_tokens]), self.config.block_size)
+        return f"sequence {scheduled.seq_id} (table {row.table}) reads position {position} in slot {slot} of block {block}"
 
 
 def _distinct(what: str, ids: Iterable[int]) -> None:
