@@ -76,6 +76,8 @@ def main() -> None:
 
     theirs = AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32).eval()
     ours = TorchRunner(load_model(smollm2(), torch.float32, "cpu"))
+    run_kvlab(ours, make_work("equal")[:4])  # first touches of weights and buffers, on both sides
+    run_transformers(theirs, make_work("equal")[:4], 4)
     for kind in ("mixed", "equal"):
         work = make_work(kind)
         sizes = (8, 16, 32) if kind == "mixed" else (32,)
