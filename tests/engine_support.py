@@ -1,9 +1,8 @@
-"""Helpers of the engine's tests: requests, engines over fake models, undisturbed reference runs, a pairwise generator."""
+"""Helpers of the engine's tests: requests, engines over fake models, undisturbed reference runs, forced preemption."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -72,10 +71,6 @@ def policies(*, mode: str = "recompute", protect_oldest: bool = True, **seams: A
         how = by_name("preemption/mode", mode) if isinstance(mode, str) else mode
         victim = by_name("preemption", victim, mode=how, protect_oldest=protect_oldest)
     return PolicySet(preemption=victim, **made)
-
-
-class Limits(dict[str, Any]):
-    """Keyword arguments of EngineConfig."""
 
 
 def make_engine(num_blocks: int, block_size: int, policy_set: PolicySet | None = None, *, runner: Runner | None = None,
@@ -173,38 +168,3 @@ class Forcer:
                 self.engine.scheduler._preempt(group, build)
                 self.num_forced += 1
         names.clear()
-
-
-def pairwise(factors: Mapping[str, Sequence[Any]], seed: int, is_valid: Callable[[dict[str, Any]], bool] = lambda case: True,
-             tries: int = 40) -> list[dict[str, Any]]:  # fmt: skip
-    """A small set of cases in which every pair of values of two factors that can occur together does occur (greedy, seeded)."""
-    draw = Random(seed)
-    names = list(factors)
-    open_pairs = {
-        ((a, i), (b, j))
-        for a, b in itertools.combinations(names, 2)
-        for i in range(len(factors[a]))
-        for j in range(len(factors[b]))
-    }  # fmt: skip
-    cases: list[dict[str, Any]] = []
-    misses = 0
-
-    def pairs_of(choice: dict[str, int]) -> set[Any]:
-        return {((a, choice[a]), (b, choice[b])) for a, b in itertools.combinations(names, 2)} & open_pairs
-
-    while open_pairs and misses < 400:
-        best: dict[str, int] | None = None
-        gained: set[Any] = set()
-        wanted = draw.choice(sorted(open_pairs))
-        for _ in range(tries):
-            choice = {name: draw.randrange(len(factors[name])) for name in names} | dict(wanted)
-            if is_valid({name: factors[name][choice[name]] for name in names}) and len(new := pairs_of(choice)) > len(gained):
-                best, gained = choice, new
-        if best is None:
-            misses += 1
-            if misses % 20 == 0:
-                open_pairs.discard(wanted)  # can't occur together
-            continue
-        open_pairs -= gained
-        cases.append({name: factors[name][best[name]] for name in names})
-    return cases

@@ -73,7 +73,7 @@ class Watch:
 
 @pytest.mark.parametrize("layout", policy_names("layout"))
 def test_what_the_predicates_promise_is_what_happens(layout: str) -> None:
-    """`can_x` is true exactly when `x` succeeds, over random runs; a refusal changes nothing. (The accounts are checked after each step.)"""
+    """`can_x` is true exactly when `x` succeeds, over random runs; a refusal changes nothing. (Accounts are checked at each step.)"""
     totals: Counter[tuple[str, bool]] = Counter()
     draw = Random(f"watch {layout}")
     for round_ in range(25):
@@ -101,7 +101,7 @@ def test_what_the_predicates_promise_is_what_happens(layout: str) -> None:
 
 
 def test_a_pools_accounts_hold_over_random_operations() -> None:
-    """BlockPool alone: allocate, share, publish, hit, release, reset. free + evictable + referenced = N, references as a plain count says."""
+    """BlockPool alone: allocate, share, publish, hit, release, reset. free + evictable + referenced = N, references as counted here."""
     draw = Random("pool")
     for num_blocks in (1, 2, 5, 9):
         pool = BlockPool("gpu", num_blocks, 4, Lru(), Paged())
@@ -257,7 +257,7 @@ def test_a_fork_without_space_makes_the_newest_give_way_as_a_whole() -> None:
     engine, log = make_engine(5, 4)
     serve(engine, both)
     assert log.outputs == reference_outputs(both)
-    assert [(p.request_id, plan.step, p.num_blocks) for plan in log.plans for p in plan.preempted][0] == ("four", 1, 1)
+    assert next((p.request_id, plan.step, p.num_blocks) for plan in log.plans for p in plan.preempted) == ("four", 1, 1)
     assert log.plans[1].scheduled == (ScheduledSeq(0, 7, 1),)
 
 
@@ -275,7 +275,9 @@ def test_n_sequences_at_a_block_boundary_need_n_blocks(num_blocks: int, steps_of
 # --------------------------------------------------------------------------- swap
 
 
-@pytest.mark.parametrize(("num_cpu_blocks", "mode", "num_moved"), [(0, "recompute", 0), (2, "recompute", 0), (3, "swap", 3), (9, "swap", 3)])
+@pytest.mark.parametrize(
+    ("num_cpu_blocks", "mode", "num_moved"), [(0, "recompute", 0), (2, "recompute", 0), (3, "swap", 3), (9, "swap", 3)]
+)
 def test_swap_falls_back_to_recompute(num_cpu_blocks: int, mode: str, num_moved: int) -> None:
     """A victim of 3 blocks and swap space for 0, 2, 3, 9: too little means recompute, recorded beside what was wanted. Same tokens."""
     pair = [request("old", prompt_of(8, 1), 8), request("new", prompt_of(8, 2), 8)]

@@ -83,7 +83,7 @@ def test_eviction_frees_as_many_blocks_as_are_missing(eviction: str, missing: in
 
 @pytest.mark.parametrize("seam", list(SEAMS))
 def test_an_unknown_policy_name_lists_the_valid_ones_and_the_nearest(seam: str) -> None:
-    """"lrru" is an error that says what there is and what was probably meant."""
+    """ "lrru" is an error that says what there is and what was probably meant."""
     for name in policy_names(seam):
         wrong = name[:-1] + name[-1] * 2
         with pytest.raises(UserError) as error:
@@ -175,7 +175,9 @@ def test_static_batching_admits_nobody_while_a_batch_runs_and_walkthrough_does()
 def test_each_admission_policy_lets_in_at_its_own_step(admission: str, parameters: dict[str, Any], steps: dict[int, int]) -> None:
     """Pools of 6 and 7 blocks of 4. 8 + 9 tokens run until step 8, then a prompt of 16 asks: at once, or when that has ended."""
     for num_blocks, step in steps.items():
-        engine, log = make_engine(num_blocks, 4, policies(admission=by_name("admission", admission, **parameters)), max_num_batched_tokens=8)
+        engine, log = make_engine(
+            num_blocks, 4, policies(admission=by_name("admission", admission, **parameters)), max_num_batched_tokens=8
+        )
         engine.add_request(request("runs", prompt_of(8, 1), 9))
         engine.step()
         serve(engine, [request("asks", prompt_of(16, 2), 1)])

@@ -24,7 +24,19 @@ def _tables(log: Any) -> dict[int, tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("block_size", "length", "cached"),
-    [(16, 16, 0), (16, 17, 16), (16, 31, 16), (16, 32, 16), (16, 33, 32), (16, 48, 32), (1, 1, 0), (1, 2, 1), (1, 5, 4), (3, 6, 3), (3, 7, 6)],
+    [
+        (16, 16, 0),
+        (16, 17, 16),
+        (16, 31, 16),
+        (16, 32, 16),
+        (16, 33, 32),
+        (16, 48, 32),
+        (1, 1, 0),
+        (1, 2, 1),
+        (1, 5, 4),
+        (3, 6, 3),
+        (3, 7, 6),
+    ],
 )
 def test_a_prompt_that_is_cached_as_a_whole_still_computes_a_token(block_size: int, length: int, cached: int) -> None:
     """Whole prompt cached: the hit is full blocks and at most length - 1 tokens; the answer is the cold one."""
@@ -212,7 +224,9 @@ def test_chunks_are_hashed_by_absolute_offset() -> None:
     assert log.records["b"].outputs == log.records["a"].outputs
 
 
-@pytest.mark.parametrize(("num_shared", "cached", "lost"), [(12, 0, 12), (1, 0, 1), (15, 0, 15), (16, 16, 0), (20, 16, 4), (31, 16, 15), (35, 32, 0)])
+@pytest.mark.parametrize(
+    ("num_shared", "cached", "lost"), [(12, 0, 12), (1, 0, 1), (15, 0, 15), (16, 16, 0), (20, 16, 4), (31, 16, 15), (35, 32, 0)]
+)
 def test_sharing_below_a_block_is_no_hit_and_is_told(num_shared: int, cached: int, lost: int) -> None:
     """Two prompts of 40 tokens share some, B = 16 (32 tokens of the first are cached): what granularity loses is in the record."""
     engine, log = make_engine(20, 16)

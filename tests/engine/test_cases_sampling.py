@@ -34,7 +34,10 @@ def test_a_seed_is_its_own_requests_affair() -> None:
     alone = reference_outputs([request("a", prompt_of(6), 6, n=2, temperature=1.0, seed=7)])["a"]
     for other in (None, 7, 8):
         engine, log = make_engine(40, 4)
-        serve(engine, [request("b", prompt_of(9, 2), 6, temperature=1.0, seed=other), request("a", prompt_of(6), 6, n=2, temperature=1.0, seed=7)])
+        serve(
+            engine,
+            [request("b", prompt_of(9, 2), 6, temperature=1.0, seed=other), request("a", prompt_of(6), 6, n=2, temperature=1.0, seed=7)],
+        )
         assert log.records["a"].outputs == alone
     by_engine_seed = []
     for seed in (0, 0, 1):
@@ -107,7 +110,13 @@ CASES = {
     "inside one token": ([b"x", b"abSTOPcd", b"y"], "STOP", 2, "xab", "xabSTOP"),
     "equal to the whole output": ([b"STOP", b"more"], "STOP", 1, "", "STOP"),
     "with a character cut across two tokens": ([b"a", E_ACUTE[:1], E_ACUTE[1:] + b"!", b"z"], "\u00e9!", 3, "a", "a\u00e9!"),
-    "being a character cut across three tokens": ([b"a", THREE_BYTES[:1], THREE_BYTES[1:2], THREE_BYTES[2:], b"z"], "\u4f60", 4, "a", "a\u4f60"),
+    "being a character cut across three tokens": (
+        [b"a", THREE_BYTES[:1], THREE_BYTES[1:2], THREE_BYTES[2:], b"z"],
+        "\u4f60",
+        4,
+        "a",
+        "a\u4f60",
+    ),
     "after a false start": ([b"aa", b"ab", b"c"], "aab", 2, "a", "aaab"),
     "at the last token allowed": ([b"ab", b"cd"], "cd", 2, "ab", "abcd"),
 }
@@ -139,7 +148,9 @@ def test_the_stop_string_that_is_complete_first_counts() -> None:
     assert record.outputs == (((0, 1), "stop"),)
 
 
-@pytest.mark.parametrize(("min_tokens", "text", "num_tokens"), [(0, "", 1), (1, "STOPa", 3), (2, "STOPa", 3), (3, "STOPaSTOPb", 5), (4, "STOPaSTOPb", 5)])
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "num_tokens"), [(0, "", 1), (1, "STOPa", 3), (2, "STOPa", 3), (3, "STOPaSTOPb", 5), (4, "STOPaSTOPb", 5)]
+)
 def test_a_stop_string_below_min_tokens_does_not_count(min_tokens: int, text: str, num_tokens: int) -> None:
     """STOP comes with tokens 1, 3 and 5 of 6: only one that is complete after the first `min_tokens` ends the text."""
     record, _ = _say([b"STOP", b"a", b"STOP", b"b", b"STOP", b"c"], stop=("STOP",), min_tokens=min_tokens)

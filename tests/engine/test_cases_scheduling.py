@@ -60,7 +60,9 @@ def _preempt_at(engine: Engine, log: Log, name: str, length: int) -> None:
 @pytest.mark.parametrize("prefix_cache", ["none", "hash"])
 @pytest.mark.parametrize("sampling", [{}, {"n": 3, "temperature": 1.0}, {"n": 2, "beam_width": 2}], ids=["greedy", "n=3", "beams"])
 @pytest.mark.parametrize("block_size", [2, 4, 16])
-def test_a_preemption_at_any_edge_leaves_the_stream_as_it_is(mode: str, prefix_cache: str, sampling: dict[str, Any], block_size: int) -> None:
+def test_a_preemption_at_any_edge_leaves_the_stream_as_it_is(
+    mode: str, prefix_cache: str, sampling: dict[str, Any], block_size: int
+) -> None:
     """Total length B-1, B, B+1, 2B-1, 2B, 2B+1 when it gives way: the same stream, no token twice, max_tokens still right."""
     for edge in _edges(block_size):
         length = max(1, edge - (2 if edge > 2 else 1))  # a prompt that reaches the edge after a decode or two
@@ -266,8 +268,10 @@ def test_something_is_scheduled_whenever_something_can_be(batching: str, admissi
         size = draw.choice([1, 3, 4])
         limits: dict[str, Any] = {"max_model_len": 3 * size} if layout != "paged" else {}
         seams = {"prefix_cache": "none"} if layout != "paged" else {}
-        engine, log = make_engine(draw.randint(4, 9), size, policies(batching=batching, admission=admission, layout=layout, mode=draw.choice(
-            policy_names("preemption/mode")), **seams), num_cpu_blocks=draw.choice([0, 20]), max_num_batched_tokens=draw.choice([3, 9]), **limits)  # fmt: skip
+        seams["mode"] = draw.choice(policy_names("preemption/mode"))
+        limits |= {"num_cpu_blocks": draw.choice([0, 20]), "max_num_batched_tokens": draw.choice([3, 9])}
+        chosen = policies(batching=batching, admission=admission, layout=layout, **seams)
+        engine, log = make_engine(draw.randint(4, 9), size, chosen, **limits)
         longest = 3 * size - 1 if layout != "paged" else 4 * size
         requests = [request(f"r{i}", prompt_of(draw.randint(1, longest), i), draw.randint(1, 6)) for i in range(6)]
         for each in requests:

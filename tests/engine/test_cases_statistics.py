@@ -48,7 +48,9 @@ def test_what_readmission_finds_again_is_counted_apart() -> None:
 
 def _busy() -> tuple[Log, dict[str, Any]]:
     """Shared prefixes, a small pool, a low limit of sequences: refusals, hits and preemptions."""
-    requests = {f"r{i}": request(f"r{i}", prompt_of(8, i % 2) + prompt_of(1 + i, 10 + i), 5, n=1 + i % 2, temperature=1.0) for i in range(8)}
+    requests = {
+        f"r{i}": request(f"r{i}", prompt_of(8, i % 2) + prompt_of(1 + i, 10 + i), 5, n=1 + i % 2, temperature=1.0) for i in range(8)
+    }
     engine, log = make_engine(11, 4, policies(admission="none", mode="recompute"), max_num_seqs=4, max_num_batched_tokens=12)
     serve(engine, requests.values())
     assert log.total("num_preemptions") >= 1

@@ -245,8 +245,10 @@ def _random_scene(draw: Random) -> Scene:
         max_model_len = min(max_model_len, num_blocks * size)
     if window is not None:
         seams["compression"] = Window(window)
-    limits = {"num_blocks": num_blocks, "block_size": size, "num_cpu_blocks": draw.choice([0, 3, 8, 40, 40]),
-              "max_model_len": max_model_len, "max_num_batched_tokens": draw.choice([4, 5, 8, 16, 64]), "max_num_seqs": draw.choice([4, 5, 9, 64]), "seed": 5}  # fmt: skip
+    limits = {
+        "num_blocks": num_blocks, "block_size": size, "num_cpu_blocks": draw.choice([0, 3, 8, 40, 40]), "max_model_len": max_model_len,
+        "max_num_batched_tokens": draw.choice([4, 5, 8, 16, 64]), "max_num_seqs": draw.choice([4, 5, 9, 64]), "seed": 5,
+    }  # fmt: skip
     return Scene(limits, seams, window, [_random_operation(draw, size, num_blocks * size) for _ in range(draw.randint(10, 60))])
 
 
