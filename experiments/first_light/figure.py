@@ -18,7 +18,7 @@ import kvlab
 from kvlab.analysis import plots
 
 HERE = Path(__file__).parent
-OVERRIDES = ["+policy=lru", "kv_cache_tokens=1152", "watermark=0.05", "workload.concurrency=12"]
+OVERRIDES = ["+policy=lru", "workload.limit=null", "kv_cache_tokens=1152", "watermark=0.05", "workload.concurrency=12"]
 
 
 def decode() -> None:
