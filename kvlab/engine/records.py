@@ -41,22 +41,27 @@ class StatsMaker:
         )  # fmt: skip
 
     def _occupancy(self) -> tuple[int, int, int, int]:
-        """(sequences, tokens with KV in the pool, slots held but not filled, blocks saved by sharing), of running groups."""
-        num_seqs = num_ctx = wasted = saved = 0
+        """(sequences, tokens with KV in the pool, slots held but not filled, blocks saved by sharing), of running groups.
+
+        Saved are references to blocks beyond the first, between sequences of a group and between requests with a common prefix.
+        """
+        num_seqs = num_ctx = wasted = num_held = 0
         for group in self._scheduler.running:
             seqs = group.seqs
             num_seqs += len(seqs)
-            if len(seqs) == 1:
+            if len(seqs) == 1 and group.is_forked:
                 seq = seqs[0]
                 num_ctx += seq.num_computed
                 wasted += seq.table.capacity - seq.num_computed  # type: ignore[union-attr]
+                num_held += len(seq.table.block_ids)  # type: ignore[union-attr]
             else:
-                context, waste, shared = self._shared_occupancy(group)
-                num_ctx, wasted, saved = num_ctx + context, wasted + waste, saved + shared
-        return num_seqs, num_ctx, wasted, saved
+                context, waste, held = self._group_occupancy(group)
+                num_ctx, wasted, num_held = num_ctx + context, wasted + waste, num_held + held
+        return num_seqs, num_ctx, wasted, num_held - self._kv.pool.num_used
 
-    def _shared_occupancy(self, group: SequenceGroup) -> tuple[int, int, int]:
-        """The same for a group whose sequences share blocks: each physical block counts once, as filled as its fullest holder has it."""
+    def _group_occupancy(self, group: SequenceGroup) -> tuple[int, int, int]:
+        """(tokens, unfilled slots, blocks held) of a group whose sequences share blocks or have regions set aside: each physical
+        block is as filled as its fullest holder has it."""
         size = self._kv.block_size
         filled: dict[int, int] = {}
         num_ctx = num_held = 0
@@ -69,7 +74,7 @@ class StatsMaker:
             for i, block_id in enumerate(seq.table.block_ids):
                 filled[block_id] = max(filled.get(block_id, 0), min(size, max(0, slots - i * size)))
         spare = sum(len(region) for region in self._kv.spare_regions(group))
-        return num_ctx, (len(filled) + spare) * size - sum(filled.values()), num_held - len(filled)
+        return num_ctx, (len(filled) + spare) * size - sum(filled.values()), num_held + spare
 
 
 def make_record(group: SequenceGroup, end_s: float, tokenizer: Tokenizer | None) -> RequestRecord:

@@ -1,0 +1,47 @@
+"""What a step's counts say of the pool: sharing between requests, regions set aside, slots that hold nothing."""
+
+from __future__ import annotations
+
+from kvlab.engine import Engine, EngineConfig, PolicySet
+from kvlab.engine.clock import VirtualClock
+from kvlab.engine.runners.simulated import SimulatedRunner
+from kvlab.policies.layout import ContiguousMax
+from kvlab.policies.prefix_cache import NoCache
+from kvlab.types import Request, SamplingParams
+
+
+def engine_of(num_blocks: int, policies: PolicySet, max_model_len: int = 64) -> Engine:
+    return Engine(EngineConfig(num_blocks=num_blocks, block_size=4, max_model_len=max_model_len), policies, SimulatedRunner(97), VirtualClock())
+
+
+def test_requests_with_a_common_prefix_save_blocks() -> None:
+    """8 shared tokens are two blocks of 4: held twice, there once."""
+    engine = engine_of(20, PolicySet())
+    engine.add_request(Request("a", [1, 2, 3, 4, 5, 6, 7, 8, 9], SamplingParams(max_tokens=9, ignore_eos=True)))
+    first = engine.step().stats
+    assert (first.kv_blocks_used, first.shared_blocks_saved, first.internal_fragmentation_tokens) == (3, 0, 3)
+    engine.add_request(Request("b", [1, 2, 3, 4, 5, 6, 7, 8, 10], SamplingParams(max_tokens=9, ignore_eos=True)))
+    second = engine.step().stats
+    assert second.prefix_cache_hits == 8
+    assert (second.kv_blocks_used, second.shared_blocks_saved) == (4, 2)
+    assert second.internal_fragmentation_tokens == (12 - 10) + (12 - 9)
+
+
+def test_samples_of_a_prompt_save_its_blocks() -> None:
+    """n = 3 over a prompt of 6 tokens: two blocks held by three sequences until each copies the half-filled one."""
+    engine = engine_of(20, PolicySet(prefix_cache=NoCache()))
+    engine.add_request(Request("a", [1, 2, 3, 4, 5, 6], SamplingParams(n=3, temperature=1.0, max_tokens=9, ignore_eos=True)))
+    forked = engine.step().stats
+    assert (forked.kv_blocks_used, forked.shared_blocks_saved, forked.internal_fragmentation_tokens) == (2, 4, 2)
+    apart = engine.step().stats
+    assert (apart.kv_blocks_used, apart.shared_blocks_saved, apart.cow_copies) == (4, 2, 2)
+    assert apart.internal_fragmentation_tokens == 3 * (4 - 3)
+
+
+def test_regions_set_aside_are_used_and_empty() -> None:
+    """contiguous_max, 16 tokens a region, n = 2: from the first chunk on two regions of 4 blocks are used; the spare one is empty."""
+    engine = engine_of(12, PolicySet(prefix_cache=NoCache(), layout=ContiguousMax()), max_model_len=16)
+    engine.add_request(Request("a", [1, 2, 3, 4, 5, 6], SamplingParams(n=2, temperature=1.0, max_tokens=4, ignore_eos=True)))
+    stats = engine.step().stats
+    assert (stats.kv_blocks_used, stats.kv_blocks_free, stats.shared_blocks_saved) == (8, 4, 0)
+    assert stats.internal_fragmentation_tokens == 2 * 16 - 2 * 6
