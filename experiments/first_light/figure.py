@@ -38,7 +38,7 @@ def draw() -> None:
             fig.add_trace(trace, row=row, col=1)
     fig.update_layout(template=upper.layout.template, barmode="overlay", width=1100, height=760, margin={"t": 30, "b": 60})
     fig.update_yaxes(title_text=upper.layout.yaxis.title.text, row=1, col=1)
-    fig.update_yaxes(title_text="requests", showticklabels=False, row=2, col=1)
+    fig.update_yaxes(title_text="requests, first arrival on top", showticklabels=False, ticks="", autorange="reversed", row=2, col=1)
     fig.update_xaxes(title_text="time (s)", row=2, col=1)
     fig.write_image(HERE / "figure.png", scale=1.5)
 
