@@ -6,14 +6,17 @@ pairwise covering array of the policies, the marker `full` an array that covers 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from engine_support import Log, Outputs, policies, policy_names, serve
-from equality_support import Case, Watch, complete, covering_array, kv_by_position, modes, name_of, tiny, tiny_engine, tuples_of
+from equality_support import Case, Factors, Watch, complete, covering_array, kv_by_position, modes, name_of, tiny, tiny_engine, tuples_of
 
 from kvlab.engine import Engine
 from kvlab.policies.admission import FullSequence, Unlimited, Watermark
@@ -59,16 +62,25 @@ def num_streams(request: Request) -> int:
 
 
 @lru_cache
-def undisturbed(kind: str) -> dict[str, Outputs]:
-    """Outputs with blocks for everybody, no cache, no preemption, whole prompts. The best two logits are never too close to tell."""
-    engine, log = tiny_engine(2000, 16, policies(prefix_cache="none"), max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=4096)
+def undisturbed_run(kind: str, lossy: str = "") -> tuple[dict[str, Outputs], torch.Tensor]:
+    """Outputs with blocks for everybody, no cache, no preemption, whole prompts; and the prompts' last logits [10, V].
+
+    The best two logits are never too close to tell.
+    """
+    policy_set = policies(prefix_cache="none", **LOSSY.get(lossy, {}))
+    engine, log = tiny_engine(2000, 16, policy_set, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=4096)
     with Watch(tiny()) as watch:
         serve(engine, requests_of(kind), check=False)
     assert log.total("num_preemptions") == log.total("prefix_cache_hits") == log.total("recomputed_tokens") == 0
     assert len(log.plans[0].scheduled) == 10
     assert all(entry.num_samples for plan in log.plans for entry in plan.scheduled), "some prompt was cut"
     assert watch.smallest_gap() >= MIN_GAP
-    return log.outputs
+    return log.outputs, watch.logits[0]
+
+
+def undisturbed(kind: str) -> dict[str, Outputs]:
+    """The outputs that every lossless combination must give."""
+    return undisturbed_run(kind)[0]
 
 
 def blocks_of(request: Request, block_size: int) -> int:
@@ -124,6 +136,14 @@ def engine_for(case: Case, num_blocks: int, **seams: Any) -> tuple[Engine, Log]:
                        max_num_batched_tokens=case.get("budget", 512))  # fmt: skip
 
 
+def check_order(case: Case, log: Log) -> None:
+    """First come first served is the order of submission; no other policy's is."""
+    first = [entry.request_id for plan in log.plans for entry in plan.admitted if entry.kind == "new"]
+    submitted = [*(request.request_id for request in requests_of(case["kind"])), *AGAIN]
+    assert sorted(first) == sorted(submitted)
+    assert (first == submitted) == (case["scheduling"] == "fcfs"), "not the order of the scheduling policy"
+
+
 def check_fired(case: Case, log: Log) -> None:
     """What the case is about did happen."""
     if case["prefix_cache"] == "hash":
@@ -131,23 +151,21 @@ def check_fired(case: Case, log: Log) -> None:
         assert log.total("num_evicted_blocks") > 0, "no eviction"
     if case["budget"] == SMALL_BUDGET:
         assert any(entry.num_samples == 0 for plan in log.plans for entry in plan.scheduled), "no prompt in more than one chunk"
-    first = [entry.request_id for plan in log.plans for entry in plan.admitted if entry.kind == "new"]
-    submitted = [*(request.request_id for request in requests_of(case["kind"])), *AGAIN]
-    assert sorted(first) == sorted(submitted)
-    assert (first == submitted) == (case["scheduling"] == "fcfs"), "not the order of the scheduling policy"
+    check_order(case, log)
     if "0.1" in case["admission"]:
-        assert any(entry.by == "watermark" for plan in log.plans for entry in plan.blocked), "the watermark kept nobody out"
+        assert all(plan.watermark_blocks > 0 for plan in log.plans), "no reserve"  # whom it keeps out: see the test below
     if case["kind"] != "greedy":
         assert log.total("cow_copies") > 0 or case["block_size"] == 1, "no copy-on-write"
         assert max(stats.shared_blocks_saved for stats in log.stats) > 0, "nothing shared"
 
 
 def check_tokens(case: Case, engine: Engine, log: Log) -> None:
-    """Serve the case's requests; tokens as undisturbed. Then the last one twice more: the second finds what the first has left."""
+    """Serve the case's requests; tokens as undisturbed. Then, with an empty cache, the last one twice: the second finds the first's."""
     serve(engine, requests_of(case["kind"]), check=False)
     assert log.outputs == undisturbed(case["kind"])
     assert engine.kv.pool.num_used == engine.kv.cpu_pool.num_used == 0
     last = requests_of(case["kind"])[-1]
+    assert engine.reset_prefix_cache()
     for name in AGAIN:
         serve(engine, [replace(last, request_id=name)], check=False)
         assert log.records[name].outputs == undisturbed(case["kind"])[last.request_id]
@@ -172,22 +190,267 @@ def check_preempting(case: Case) -> None:
 PAIRWISE = covering_array(PAGED, is_valid, SEED)
 
 
-def test_the_array_covers_every_pair_that_can_occur() -> None:
-    """Counted anew: every pair of values is in some case, or can't be completed."""
-    import itertools
-    from random import Random
-
-    covered = set().union(*(tuples_of(case, 2) for case in PAIRWISE))
-    assert all(is_valid(case) for case in PAIRWISE)
-    missing = [pair for a, b in itertools.combinations(sorted(PAGED), 2) for pair in itertools.product([(a, v) for v in PAGED[a]],
-               [(b, v) for v in PAGED[b]]) if pair not in covered]  # fmt: skip
-    assert all(complete(PAGED, dict(pair), is_valid, Random(0)) is None for pair in missing)
-    assert {frozenset(pair) for pair in missing} == {
-        frozenset({("prefix_cache", "none"), ("eviction", name)}) for name in PAGED["eviction"] if name != "lru"
-    } | {frozenset({("batching", name), ("budget", SMALL_BUDGET)}) for name in PAGED["batching"] if name not in HAS_BUDGET}
-    print(f"seed {SEED}: {len(PAIRWISE)} cases cover {len(covered)} pairs")
-
-
 @pytest.mark.parametrize("case", PAIRWISE, ids=name_of)
 def test_preempted_swapped_chunked_and_cached_tokens_are_the_same(case: Case) -> None:
     check_preempting(case)
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("admission", ["watermark_0", "watermark_0.1", "watermark_0.1_full"])
+def test_a_watermark_keeps_somebody_out_and_changes_no_token(block_size: int, admission: str) -> None:
+    case = {"block_size": block_size, "prefix_cache": "none", "batching": "chunked", "budget": SMALL_BUDGET, "admission": admission,
+            "scheduling": "fcfs", "mode": "recompute", "kind": "greedy"}  # fmt: skip
+    engine, log = engine_for(case, small_pool(requests_of("greedy"), block_size))
+    check_tokens(case, engine, log)
+    assert any(entry.by == "watermark" for plan in log.plans for entry in plan.blocked) == ("0.1" in admission)
+
+
+def test_the_cheaper_of_both_is_now_one_and_now_the_other() -> None:
+    case = {"block_size": 17, "prefix_cache": "none", "batching": "prefill_first", "budget": SMALL_BUDGET, "admission": "watermark_0",
+            "scheduling": "sjf", "preemption": "priority", "mode": "cheaper_of_both", "kind": "mixed"}  # fmt: skip
+    engine, log = engine_for(case, small_pool(requests_of("mixed"), 17))
+    check_tokens(case, engine, log)
+    assert set(modes(log)) == {"recompute", "swap"}
+
+
+# ---------------------------------------------------- everybody but the oldest is preempted
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("prefix_cache", ["none", "hash"])
+def test_everybody_but_the_protected_oldest_is_preempted(block_size: int, mode: str, prefix_cache: str) -> None:
+    """Four prompts start in a pool that one of them fills at its end."""
+    num_prompt = max(6, block_size)
+    total = 5 * num_prompt
+    requests = [Request(f"r{i}", [(i * 31 + 7 * j * j) % 256 for j in range(num_prompt)],
+                        SamplingParams(max_tokens=total - num_prompt, ignore_eos=True)) for i in range(4)]  # fmt: skip
+    outputs = []
+    for is_disturbed in (False, True):
+        policy_set = policies(prefix_cache=prefix_cache if is_disturbed else "none", mode=mode, admission="none")
+        engine, log = tiny_engine(-(-total // block_size) if is_disturbed else 1000, block_size, policy_set, num_cpu_blocks=1000,
+                                  max_model_len=total, max_num_batched_tokens=512)  # fmt: skip
+        with Watch(tiny()) as watch:
+            serve(engine, requests, check=False)
+        assert watch.smallest_gap() >= MIN_GAP
+        outputs.append(log.outputs)
+        gave_way = [log.records[r.request_id].num_preemptions > 0 for r in requests]
+        assert gave_way == ([False, True, True, True] if is_disturbed else [False] * 4)
+    assert set(modes(log)) == {mode}
+    assert outputs[0] == outputs[1]
+
+
+# ------------------------------------------------------------------- nobody is preempted
+
+RESERVED: dict[str, tuple[Any, ...]] = {
+    "layout": tuple(policy_names("layout")),
+    "block_size": BLOCK_SIZES,
+    "prefix_cache": PAGED["prefix_cache"],
+    "batching": PAGED["batching"],
+    "budget": PAGED["budget"],
+    "admission": tuple(ADMISSION),
+    "scheduling": PAGED["scheduling"],
+    "kind": tuple(KINDS),
+}
+
+
+def is_reserved(case: Case) -> bool:
+    """Either the layout gives a region of its own to each sequence (and shares nothing), or admission counts the worst case."""
+    if case.get("layout") == "contiguous_max" and case.get("prefix_cache") == "hash":
+        return False
+    if case.get("layout") == "paged" and case.get("admission", "reserve_all") != "reserve_all":
+        return False
+    return is_valid(case) and not (case.get("prefix_cache") == "hash" and case.get("admission", "reserve_all") != "reserve_all")
+
+
+def check_reserved(case: Case) -> None:
+    """Room for two groups at most: the others wait, and nobody is ever preempted."""
+    requests, size = requests_of(case["kind"]), case["block_size"]
+    region = -(-MAX_MODEL_LEN // size)
+    contiguous = case["layout"] == "contiguous_max"
+    num_blocks = (2 * max(map(num_streams, requests)) + 1) * region if contiguous else 2 * max(blocks_of(r, size) for r in requests) + 1
+    engine, log = engine_for(case, num_blocks, layout=case["layout"])
+    check_tokens(case, engine, log)
+    check_order(case, log)
+    assert log.total("num_preemptions") == log.total("recomputed_tokens") == log.total("swapped_out_blocks") == 0
+    assert any(entry.by for plan in log.plans for entry in plan.blocked), "nobody waited"
+    if contiguous:
+        tables: dict[int, list[int]] = {}
+        for plan in log.plans:
+            for seq_id, block_ids in plan.fresh_tables.items():
+                tables[seq_id] = list(block_ids)
+            for seq_id, block_ids in plan.tables.items():
+                tables.setdefault(seq_id, []).extend(block_ids)
+        assert len(tables) >= len(requests)
+        assert all(ids == list(range(ids[0], ids[0] + len(ids))) for ids in tables.values()), "a region with a gap"
+        assert all(stats.shared_blocks_saved == 0 for stats in log.stats)
+
+
+PAIRWISE_RESERVED = covering_array(RESERVED, is_reserved, SEED)
+
+
+@pytest.mark.parametrize("case", PAIRWISE_RESERVED, ids=name_of)
+def test_regions_and_reservations_change_no_token(case: Case) -> None:
+    check_reserved(case)
+
+
+@pytest.mark.parametrize(("factors", "valid", "cases"), [(PAGED, is_valid, PAIRWISE), (RESERVED, is_reserved, PAIRWISE_RESERVED)],
+                         ids=["preempting", "reserved"])  # fmt: skip
+def test_the_arrays_cover_every_pair_that_can_occur(factors: Factors, valid: Callable[[Case], bool], cases: list[Case]) -> None:
+    """Counted anew. A pair is missing only where no case can hold it."""
+    assert all(valid(case) for case in cases)
+    covered = set().union(*(tuples_of(case, 2) for case in cases))
+    pairs = {pair for a, b in itertools.combinations(sorted(factors), 2)
+             for pair in itertools.product([(a, value) for value in factors[a]], [(b, value) for value in factors[b]])}  # fmt: skip
+    missing = pairs - covered
+    assert covered <= pairs
+    assert all(complete(factors, dict(pair), valid, Random(0)) is None for pair in missing)
+    lost = {tuple(sorted(pair)) for pair in missing}
+    budgets = {(("batching", name), ("budget", SMALL_BUDGET)) for name in PAGED["batching"] if name not in HAS_BUDGET}
+    evictions = {(("eviction", name), ("prefix_cache", "none")) for name in PAGED["eviction"] if name != "lru"}
+    shared = {(("layout", "contiguous_max"), ("prefix_cache", "hash"))}
+    waiting = {(("admission", name), other) for name in ADMISSION if name != "reserve_all"
+               for other in (("layout", "paged"), ("prefix_cache", "hash"))}  # fmt: skip
+    assert lost == (budgets | evictions if factors is PAGED else budgets | shared | waiting)
+    print(f"seed {SEED}: {len(cases)} cases cover {len(covered)} pairs")
+
+
+# ---------------------------------------------------------------------- the full product
+
+NUM_SAMPLED = 1500
+"""The whole product of PAGED has some 120,000 cases of half a second: the triples are covered, and so many drawn besides."""
+
+
+@lru_cache
+def thorough() -> list[Case]:
+    draw = Random(SEED)
+    sampled = [complete(PAGED, {}, is_valid, draw) for _ in range(NUM_SAMPLED)]
+    return covering_array(PAGED, is_valid, SEED, strength=3, tries=8) + [case for case in sampled if case is not None]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(20))
+def test_all_triples_and_a_large_sample(part: int) -> None:
+    for case in thorough()[part::20]:
+        print(name_of(case))
+        check_preempting(case)
+
+
+@pytest.mark.full
+def test_all_triples_without_preemption() -> None:
+    for case in covering_array(RESERVED, is_reserved, SEED, strength=3, tries=8):
+        print(name_of(case))
+        check_reserved(case)
+
+
+# --------------------------------------------------------------- lossy, but of one mind
+
+LOSSY: dict[str, dict[str, Any]] = {
+    "window": {"compression": by_name("compression", "window", size=20)},
+    "fp16": {"kv_dtype": "fp16"},
+    "bf16": {"kv_dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("what", list(LOSSY))
+@pytest.mark.parametrize(
+    ("block_size", "batching", "mode"),
+    [(1, "chunked", "swap"), (3, "walkthrough", "recompute"), (16, "chunked", "recompute"), (17, "prefill_first", "swap"),
+     (32, "chunked", "swap"), (3, "chunked", "cheaper_of_both")],
+)  # fmt: skip
+def test_what_a_lossy_policy_loses_does_not_depend_on_the_others(what: str, block_size: int, batching: str, mode: str) -> None:
+    case = {"block_size": block_size, "batching": batching, "mode": mode, "admission": "watermark_0", "budget": SMALL_BUDGET,
+            "prefix_cache": "none" if what == "window" else "hash", "scheduling": "sjf", "kind": "mixed"}  # fmt: skip
+    requests = requests_of("mixed")
+    engine, log = engine_for(case, small_pool(requests, block_size), **LOSSY[what])
+    serve(engine, requests, check=False)
+    outputs, logits = undisturbed_run("mixed", what)
+    assert log.outputs == outputs
+    assert not logits.equal(undisturbed_run("mixed")[1]), "nothing was lost"
+    assert what == "fp16" or outputs != undisturbed("mixed"), "no token differs"  # float16 is too good for these
+    assert log.total("num_preemptions") > 0
+    assert mode == "cheaper_of_both" or mode in modes(log)
+    dropped = any(entry.num_dropped_tokens for plan in log.plans for entry in plan.scheduled)
+    assert dropped == (what == "window"), "what left the window was kept"
+    if batching == "chunked":
+        assert any(entry.num_samples == 0 for plan in log.plans for entry in plan.scheduled)
+
+
+# --------------------------------------------------------------------------- bit for bit
+
+Bits = tuple[list[Any], list[torch.Tensor], dict[int, torch.Tensor]]
+
+
+@lru_cache
+def bits(block_size: int, layout: str) -> Bits:
+    """What was scheduled in each step, all logits, and K and V by position of everyone alive after 22 steps. Nobody waits for blocks."""
+    requests = requests_of("mixed")
+    region = -(-MAX_MODEL_LEN // block_size)
+    num_blocks = region * (sum(map(num_streams, requests)) + 3)
+    policy_set = policies(prefix_cache="none", admission="none", layout=layout)
+    engine, log = tiny_engine(num_blocks, block_size, policy_set, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=100)
+    for request in requests:
+        engine.add_request(request)
+    kv = {}
+    with Watch(tiny()) as watch:
+        while engine.has_work:
+            result = engine.step()
+            if result.plan.step == 22:
+                kv = kv_by_position(engine, engine.sequences.values())
+    assert log.total("num_preemptions") == 0
+    assert any(entry.num_samples == 0 for plan in log.plans for entry in plan.scheduled)
+    assert (log.total("cow_copies") > 0) == (layout == "contiguous_max" or block_size > 1)
+    assert log.outputs == undisturbed("mixed")
+    return [plan.scheduled for plan in log.plans], watch.logits, kv
+
+
+@pytest.mark.parametrize(("block_size", "layout"), [(1, "paged"), (3, "paged"), (17, "paged"), (32, "paged"), (3, "contiguous_max"),
+                                                    (16, "contiguous_max")])  # fmt: skip
+def test_the_same_plan_gives_the_same_bits_at_every_block_size_and_layout(block_size: int, layout: str) -> None:
+    """Copy-on-write too: with blocks of 1 nothing is copied, with regions all of it is."""
+    scheduled, logits, kv = bits(block_size, layout)
+    expected_scheduled, expected_logits, expected_kv = bits(16, "paged")
+    assert scheduled == expected_scheduled
+    assert len(logits) == len(expected_logits) > 30
+    assert all(a.equal(b) for a, b in zip(logits, expected_logits, strict=True))
+    assert kv.keys() == expected_kv.keys()
+    assert len(kv) > 15
+    assert all(kv[seq_id].equal(expected_kv[seq_id]) for seq_id in kv)
+    assert all(float(tensor.abs().sum()) > 0 for tensor in kv.values())
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("kind", ["greedy", "samples", "beams"])
+def test_swap_fork_and_copy_on_write_move_bits_and_change_none(block_size: int, kind: str) -> None:
+    """K and V of a computed position are the same bits for as long as its sequence lives, wherever they go; forks begin with them."""
+    requests = requests_of(kind)
+    case = {"block_size": block_size, "prefix_cache": "hash", "batching": "chunked", "budget": 512, "admission": "watermark_0",
+            "scheduling": "fcfs", "mode": "swap", "kind": kind}  # fmt: skip
+    engine, log = engine_for(case, small_pool(requests, block_size))
+    for request in requests:
+        engine.add_request(request)
+    seen: dict[int, torch.Tensor] = {}
+    prompts: dict[int, torch.Tensor] = {}  # group -> K and V of its prompt
+    away: set[int] = set()
+    num_back = num_forks = 0
+    while engine.has_work:
+        engine.step()
+        running = [seq for group in engine.scheduler.running for seq in group.seqs]
+        for seq_id, tensor in kv_by_position(engine, running).items():
+            seq = engine.sequences[seq_id]
+            if seq_id in seen:
+                before = seen[seq_id]
+                assert tensor[:, :, : before.shape[2]].equal(before)
+                num_back += seq_id in away
+                away.discard(seq_id)
+            elif seq.group.group_id in prompts:
+                num_forks += 1
+            if seq.num_computed >= seq.num_prompt:
+                prompt = prompts.setdefault(seq.group.group_id, tensor[:, :, : seq.num_prompt])
+                assert tensor[:, :, : seq.num_prompt].equal(prompt)
+            seen[seq_id] = tensor
+        away |= {seq.seq_id for group in engine.scheduler.swapped for seq in group.seqs}
+    assert set(modes(log)) == {"swap"}
+    assert num_back > 0
+    assert (num_forks > 0) == (kind != "greedy")
+    assert log.outputs == undisturbed(kind)
