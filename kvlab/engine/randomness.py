@@ -5,6 +5,8 @@ Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 import numpy.typing as npt
 
@@ -45,8 +47,15 @@ def _words(values: npt.ArrayLike) -> Words:
     return np.array([int(value) & (2**64 - 1) for value in whole.ravel()], dtype=np.uint64).reshape(whole.shape)
 
 
-def request_seed(seed: int, number: int) -> int:
-    """Seed of the `number`-th request of a run that has none of its own: 64 bits from the run's seed."""
+def request_seed(seed: int, request_id: str) -> int:
+    """Seed of a request that has none of its own: 64 bits from the run's seed and the request's id.
+
+    Not its number: in a run with follow-ups the order of submission depends on who finished first, so on the policies."""
+    return mixed(seed, int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little"))
+
+
+def mixed(seed: int, number: int) -> int:
+    """64 bits that look random, from two numbers."""
     mask = 2**64 - 1
     x = (seed * 0x9E3779B97F4A7C15 + number + 1) * 0xBF58476D1CE4E5B9 & mask  # splitmix64's finaliser
     x = (x ^ x >> 27) * 0x94D049BB133111EB & mask

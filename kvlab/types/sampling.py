@@ -19,7 +19,7 @@ class SamplingParams:
         early_stopping: beam search ends when beam_width beams have ended (True), or when no running beam can still win (False).
         temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: nucleus and minimum-probability filters.
         repetition_penalty: > 0, 1 is off, over prompt and output. presence/frequency_penalty: in [-2, 2], over output.
-        seed: None takes one from the engine's seed and the request's number. Draws depend on (seed, stream, position) alone.
+        seed: None takes one from the engine's seed and the request's id. Draws depend on (seed, stream, position) alone.
         max_tokens, min_tokens: output tokens. stop: strings; stop_token_ids: ids that end the sequence (kept in the output ids,
             not in the text unless include_stop_str).
         include_stop_str: keep the stop string in the text. ignore_eos: EOS does not end a sequence.

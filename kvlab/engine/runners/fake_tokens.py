@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.engine.beam import num_beam_candidates
-from kvlab.engine.randomness import request_seed
+from kvlab.engine.randomness import mixed
 from kvlab.engine.stopping import end_token_ids
 from kvlab.types import Candidate, SamplingParams
 
@@ -57,10 +57,10 @@ class FakeModel:
 
     def next_token(self, prefix_hash: int, position: int, num_prompt: int, sampling: SamplingParams, seed: int, stream: int) -> int:
         """The token at `position`: greedy from the prefix alone, sampled from (seed, stream, position) too."""
-        salt = request_seed(request_seed(seed & _MASK, stream), position) if sampling.temperature > 0 else 0
+        salt = mixed(mixed(seed & _MASK, stream), position) if sampling.temperature > 0 else 0
         masked = end_token_ids(sampling, self.eos_token_ids) if position - num_prompt < sampling.min_tokens else ()
         for draw in range(64):
-            token = request_seed(prefix_hash ^ salt, draw) % self.vocab_size
+            token = mixed(prefix_hash ^ salt, draw) % self.vocab_size
             if token not in masked:
                 return token
         return next(t for t in range(self.vocab_size) if t not in masked)
@@ -71,7 +71,7 @@ class FakeModel:
         found: dict[int, float] = {}
         logprob, draw = 0.0, 0
         while len(found) < wanted:
-            bits = request_seed(prefix_hash, draw)
+            bits = mixed(prefix_hash, draw)
             draw += 1
             token = bits % self.vocab_size
             if token not in found:
