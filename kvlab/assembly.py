@@ -88,7 +88,6 @@ def simulated_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
     cost = build(config["cost_model"])
     if not isinstance(cost, CostModel):
         raise UserError(f"cost_model = {config['cost_model']!r} is no kvlab.engine.cost.CostModel.")
-    cost.bind(_cost_shape(shape, dtype, config))
     return Parts(SimulatedRunner(shape.vocab_size, cost), VirtualClock(), shape, None, shape.eos_token_ids, dtype, "simulated", "none")
 
 
@@ -107,12 +106,12 @@ def _stated_dtype(config: Mapping[str, Any], shape: LlamaConfig, default: str = 
     return str(config["dtype"] if config["dtype"] != "auto" else shape.stored_dtype or default)
 
 
-def _cost_shape(shape: LlamaConfig, dtype: str, config: Mapping[str, Any]) -> ModelShape:
+def _cost_shape(shape: LlamaConfig, dtype: str, kv_dtype: str, block_size: int) -> ModelShape:
     """What a cost model is told; an input embedding that isn't the output's too is looked up, not multiplied."""
     computed = shape.num_parameters - (0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size)
-    kv_bytes = kv_bytes_per_token(shape, dtype)
+    kv_bytes = kv_bytes_per_token(shape, kv_dtype)
     return ModelShape(computed, shape.num_parameters * itemsize(dtype), kv_bytes,
-                      4 * shape.num_layers * shape.num_heads * shape.head_dim, kv_bytes * int(config["block_size"]))  # fmt: skip
+                      4 * shape.num_layers * shape.num_heads * shape.head_dim, kv_bytes * block_size)  # fmt: skip
 
 
 def itemsize(dtype: str) -> int:
@@ -196,6 +195,8 @@ def check_early(config: Mapping[str, Any], policies: PolicySet) -> None:
 def make_engine(sizes: EngineConfig, policies: PolicySet, parts: Parts, listeners: Sequence[Listener] = ()) -> Engine:
     """The engine of a run."""
     stored = policies.kv_dtype.storage(parts.dtype)
+    if isinstance(parts.runner, SimulatedRunner):  # only now is known how K and V are stored, and in blocks of what size
+        parts.runner.cost.bind(_cost_shape(parts.shape, parts.dtype, stored, sizes.block_size))
     return Engine(
         sizes, policies, parts.runner, parts.clock, parts.tokenizer, parts.eos_token_ids, listeners, parts.dtype,
         sizes.block_size * kv_bytes_per_token(parts.shape, stored), parts.shape.vocab_size,

@@ -108,7 +108,8 @@ class AdmissionPolicy(ABC):
 
 
 class VictimView(NamedTuple):
-    """What a preemption mode is told about a victim: tokens to recompute, blocks to move, and the swap space free (blocks)."""
+    """What a preemption mode is told about a victim: tokens to recompute (shared ones once), blocks to move, and the swap space
+    free (blocks)."""
 
     group: GroupView
     num_computed_tokens: int

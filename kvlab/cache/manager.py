@@ -324,6 +324,12 @@ class KVCacheManager:
         """Blocks that swapping the group out would move (a shared block once)."""
         return len(self._filled_blocks(group.seqs))
 
+    def num_distinct_tokens(self, group: Group) -> int:
+        """Computed tokens of the group, those in shared blocks once: what coming back by recompute costs (at most a block's tokens
+        more for each sequence that has copied a block it shared)."""
+        dropped = max((seq.table.num_dropped_blocks for seq in group.seqs if seq.table is not None), default=0)
+        return dropped * self.block_size + sum(self._filled_blocks(group.seqs).values())
+
     def swap_out(self, group: Group) -> tuple[BlockTransfer, ...] | None:
         """Move the group's filled blocks to the cpu tier; None, and nothing changed, when there is no room."""
         filled = self._filled_blocks(group.seqs)
