@@ -99,8 +99,7 @@ class Committer:
             seq.group.num_recomputed += again
         if first < seq.num_prompt:
             counts.prompt_computed += min(end, seq.num_prompt) - first
-        else:
-            counts.generation += num
+        counts.generation += max(0, end - max(first, seq.num_prompt))
         if end > seq.num_highest:
             seq.num_highest = end
 
@@ -205,6 +204,7 @@ class Committer:
         assert beam is not None
         group.is_forked = True
         step = beam.advance(candidates, self.new_seq_id)
+        counts.output += len(step.ended) + len(step.continued) + len(step.forks)
         if step.is_done:
             self.end_beams(group, end_s)
             return
@@ -219,7 +219,6 @@ class Committer:
             seq = self.sequences[move.seq_id]
             seq.tokens.append(move.token_id)
             seq.token_times.append(end_s)
-        counts.output += len(step.continued) + len(step.forks)
 
     def _fork_beam(self, group: SequenceGroup, move: BeamMove) -> None:
         parent = self.sequences[move.parent]

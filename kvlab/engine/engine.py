@@ -89,6 +89,7 @@ class Engine:
         self._stats = StatsMaker(self.scheduler, self.kv)
         self._step = 0
         self._finished: list[RequestRecord] = []
+        self._untold: list[RequestRecord] = []  # ended within this step; listeners hear of them once the commit is complete
         runner.initialize(RunnerConfig(config.num_blocks, config.num_cpu_blocks, config.block_size, config.max_num_seqs,
                                        config.max_model_len, policies.compression.attention_window,
                                        policies.kv_dtype.storage(model_dtype), self.eos_token_ids))  # fmt: skip
@@ -151,7 +152,7 @@ class Engine:
         group_id = self._num_groups
         self._num_groups += 1
         sampling = request.sampling
-        seed = sampling.seed if sampling.seed is not None else request_seed(self.config.seed, group_id)
+        seed = sampling.seed if sampling.seed is not None else request_seed(self.config.seed, request.request_id)
         max_output = min(sampling.max_tokens, self.config.max_model_len - len(request.prompt_token_ids))
         group = SequenceGroup(group_id, request, seed, self.eos_token_ids, max_output)
         seq = Sequence(self._new_seq_id(), group, 0, list(request.prompt_token_ids))
@@ -178,7 +179,9 @@ class Engine:
             seq.finish_reason = "abort"
         self.scheduler.remove(group)
         self._retire(group)
-        return self._close(group, self.clock.now() if now_s is None else now_s)
+        record = self._close(group, self.clock.now() if now_s is None else now_s)
+        self._tell_ended()
+        return record
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks. False, and nothing changed, while some request holds a block."""
@@ -225,6 +228,7 @@ class Engine:
         is_virtual = outcome.execute_s if outcome.execute_s else executed - scheduled
         stats = self._stats.make(plan, counts, end_s, scheduled - start, is_virtual, committed - executed)
         self._step += 1
+        self._tell_ended()
         for listener in self.listeners:
             listener.on_step(plan, outcome, stats)
         return StepResult(plan, outcome, stats, self.take_ended())
@@ -268,9 +272,15 @@ class Engine:
         del self.groups[group.request_id]
         record = make_record(group, end_s, self.tokenizer)
         self._finished.append(record)
-        for listener in self.listeners:
-            listener.on_request(record)
+        self._untold.append(record)
         return record
+
+    def _tell_ended(self) -> None:
+        """Told after the commit, so that a listener's error leaves an engine whose step is complete."""
+        while self._untold:
+            record = self._untold.pop(0)
+            for listener in self.listeners:
+                listener.on_request(record)
 
     # ------------------------------------------------------------------ events
 

@@ -86,7 +86,16 @@ class Scheduler:
                 self._enterers[phase](build)
             if build.work or build.ended:
                 break
+        if not build.blocked:
+            self._say_who_waits(build)
         return build.build(self.kv)
+
+    def _say_who_waits(self, build: PlanBuilder) -> None:
+        """Nobody was turned away, yet somebody may be out: all tokens spent, the step preempted, or the queue was not served."""
+        group = self.swapped[0] if self.swapped else self.waiting.head(build.now)
+        if group is not None:
+            by = "preemption" if build.preempted else "batching" if build.budget > 0 else "tokens"
+            self._block(group, by, build)
 
     def _phases(self, now: Now) -> Seqs[Seqs[str]]:
         phases = self.policies.batching.phases(self.queues, now)
@@ -189,7 +198,7 @@ class Scheduler:
 
     def _preempt(self, victim: SequenceGroup, build: PlanBuilder) -> None:
         policy, kv = self.policies.preemption, self.kv
-        view = base.VictimView(victim, victim.num_computed_tokens, kv.num_swap_blocks(victim), kv.cpu_pool.num_available,
+        view = base.VictimView(victim, kv.num_distinct_tokens(victim), kv.num_swap_blocks(victim), kv.cpu_pool.num_available,
                                self.block_bytes)  # fmt: skip
         wanted = policy.mode.mode(view, build.now)
         if wanted not in ("recompute", "swap"):

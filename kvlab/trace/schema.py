@@ -40,9 +40,9 @@ STEPS_RAW = _rows(
     num_swapped_reqs | int64 | requests | swapped out to the cpu tier
     num_running_seqs | int64 | sequences | sequences of the running requests (n > 1 and beams count each)
     num_ctx_tokens | int64 | tokens | context of the running sequences: tokens whose KV is in the pool
-    num_generation_tokens | int64 | tokens | computed past the prompt (decode) in this step
+    num_generation_tokens | int64 | tokens | computed past the prompt (decode) in this step, recomputed ones included
     num_prompt_tokens_computed | int64 | tokens | prompt tokens computed in this step, recomputed ones included, cached ones not
-    num_output_tokens | int64 | tokens | accepted as output in this step, all sequences
+    num_output_tokens | int64 | tokens | accepted as output in this step, all sequences (all beams, those dropped later too)
     kv_blocks_total | int64 | blocks | gpu tier: blocks in the pool = used + evictable + free
     kv_blocks_used | int64 | blocks | gpu tier: held by some block table (reference count > 0)
     kv_blocks_evictable | int64 | blocks | gpu tier: cached content that no table holds; may be reused or evicted
@@ -60,13 +60,13 @@ STEPS_RAW = _rows(
     swapped_out_blocks | int64 | blocks | moved gpu to cpu in this step
     cow_copies | int64 | blocks | copied before a write because they were shared or published
     recomputed_tokens | int64 | tokens | computed in this step though they had been computed before a preemption
-    admission_blocked_by | str | - | why the first waiting request stayed out: blocks, watermark, ...; "" if none did
+    admission_blocked_by | str | - | why the first in line is out: watermark, tokens (all spent), preemption ...; "" if nobody waits
     watermark_blocks | int64 | blocks | kept free by admission for running sequences
     shared_blocks_saved | int64 | blocks | references beyond the first to used blocks: what sharing saves now
     schedule_ms | float64 | ms | host time of schedule()
-    execute_ms | float64 | ms | the runner's time: wall time, or the cost model's on a virtual clock
+    execute_ms | float64 | ms | the runner's time: wall time; in a simulated run the cost model's, in a replay the recorded one
     commit_ms | float64 | ms | host time of commit()
-    end_s | float64 | s | engine's clock after the commit
+    end_s | float64 | s | engine's clock when the runner was done: the time of the step's tokens (before the commit)
     """,
     RAW,
 )
@@ -75,7 +75,7 @@ STEPS_MEASURED = _rows(
     """
     record_ms | float64 | ms | host time of recording this step and the requests since the last (block events apart)
     process_rss_bytes | int64? | bytes | resident memory of the whole process, measured
-    kv_bytes_allocated | int64? | bytes | size of the KV tensors, all tiers, from the tensors themselves
+    kv_bytes_allocated | int64? | bytes | size of the gpu tier's KV tensors, from the tensors themselves; 0 where there are none
     device_memory_allocated_bytes | int64? | bytes | held by tensors on the accelerator, sampled; null without one
     device_memory_reserved_bytes | int64? | bytes | reserved by torch's allocator on the accelerator, sampled; null without one
     """,
@@ -84,7 +84,7 @@ STEPS_MEASURED = _rows(
 
 STEPS_DERIVED = _rows(
     """
-    step_ms | float64 | ms | the step on the engine's clock: from now_s (from the last end_s, where steps overlap) to end_s
+    step_ms | float64 | ms | from now_s (or the last end_s, if later) to end_s: without commit_ms and record_ms
     output_tokens_per_s | float64 | tokens/s | num_output_tokens / step_ms * 1000; NaN for a step without length
     prompt_tokens_per_s | float64 | tokens/s | num_prompt_tokens_computed / step_ms * 1000; NaN for a step without length
     kv_cache_usage | float64 | fraction | kv_blocks_used / kv_blocks_total (evictable blocks are not used); 0 without a pool
