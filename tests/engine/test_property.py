@@ -30,10 +30,11 @@ from hypothesis import strategies as st
 
 from kvlab.engine import Engine
 from kvlab.policies.admission import Watermark
+from kvlab.policies.base import SchedulingPolicy
 from kvlab.policies.batching import Chunked
 from kvlab.policies.compression import Window
 from kvlab.testing.invariants import check_drained, check_invariants
-from kvlab.types import Now, QueuesView, Request, UserError
+from kvlab.types import GroupView, Now, QueuesView, Request, UserError
 
 EOS = (3,)
 
@@ -46,6 +47,15 @@ class AnyOrder(Chunked):
 
     def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
         return (self.order,)
+
+
+class Fickle(SchedulingPolicy):
+    """Turns the waiting queue round every third step: keys that change while a group waits."""
+
+    is_static = False
+
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (group.group_id * (1 if now.step // 3 % 2 else -1),)
 
 
 SEAMS_DRAWN = ("scheduling", "batching", "admission", "preemption", "eviction")
@@ -76,7 +86,7 @@ def sizes(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int | None]:
     num_blocks = draw(st.integers(2, 12))
     seams: dict[str, Any] = {seam: draw(st.sampled_from(policy_names(seam))) for seam in SEAMS_DRAWN}
     if draw(st.integers(0, 2)) == 0:
-        seams["batching"] = draw(st.sampled_from(ORDERS))
+        seams |= {"batching": draw(st.sampled_from(ORDERS)), "scheduling": draw(st.sampled_from([Fickle(), "fcfs"]))}
     if seams["admission"] == "watermark":
         seams["admission"] = Watermark(draw(st.sampled_from([0.0, 0.1, 0.5, 0.99])))
     seams["mode"] = draw(st.sampled_from(policy_names("preemption/mode")))
@@ -233,7 +243,7 @@ def _random_scene(draw: Random) -> Scene:
     size, num_blocks = draw.choice([1, 2, 3, 4, 16]), draw.randint(2, 12)
     seams: dict[str, Any] = {seam: draw.choice(policy_names(seam)) for seam in SEAMS_DRAWN}
     if draw.random() < 0.4:
-        seams["batching"] = draw.choice(ORDERS)
+        seams |= {"batching": draw.choice(ORDERS), "scheduling": draw.choice([Fickle(), "sjf"])}
     if seams["admission"] == "watermark":
         seams["admission"] = Watermark(draw.choice([0.0, 0.1, 0.5, 0.99]))
     seams |= {"mode": draw.choice(["swap", *policy_names("preemption/mode")]), "protect_oldest": draw.random() < 0.5,

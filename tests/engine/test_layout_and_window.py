@@ -1,0 +1,109 @@
+"""Regions that nobody shares, and blocks that leave an attention window: forks, preemption and aborts between any two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engine_support import Forcer, make_engine, policies, prompt_of, reference_outputs, request, run_to_end, serve
+
+from kvlab.policies.compression import Window
+from kvlab.testing.invariants import check_invariants
+from kvlab.types import UserError
+
+SAMPLINGS: list[dict[str, Any]] = [{}, {"n": 3, "temperature": 1.0}, {"n": 2, "beam_width": 3}]
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "n=3", "beams"])
+def test_regions_through_a_preemption_between_any_two_steps(mode: str, sampling: dict[str, Any]) -> None:
+    """A prompt of 6 in chunks of 3, 5 tokens out, regions of 4 blocks: between the chunks (the forks' regions are kept, and empty), right
+    after the fork (their copies are still to be done) and later."""
+    asked = request("a", prompt_of(6), 5, **sampling)
+    other = request("b", prompt_of(3, 2), 9)
+    wanted = reference_outputs([asked, other], max_model_len=16)
+    for step in range(1, 6):
+        engine, log = make_engine(
+            16, 4, policies(layout="contiguous_max", prefix_cache="none", mode=mode), num_cpu_blocks=16, max_model_len=16,
+            max_num_batched_tokens=4
+        )  # fmt: skip
+        forcer = Forcer(engine)
+        engine.add_request(asked)
+        for _ in range(step):
+            engine.step()
+            check_invariants(engine)
+        engine.add_request(other)
+        forcer.before.append("a")
+        run_to_end(engine, 60)
+        assert [p.mode for plan in log.plans for p in plan.preempted] == [mode]
+        assert log.outputs == wanted, step
+
+
+def test_an_abort_between_chunks_gives_all_regions_back() -> None:
+    """n = 3 holds three regions from its first chunk on; gone, the whole pool is free."""
+    engine, log = make_engine(12, 4, policies(layout="contiguous_max", prefix_cache="none"), max_model_len=16, max_num_batched_tokens=4)
+    engine.add_request(request("a", prompt_of(6), 5, n=3))
+    engine.step()
+    assert log.stats[0].kv_blocks_used == 12
+    engine.abort("a")
+    assert engine.kv.pool.num_free == 12
+    run_to_end(engine, 1)
+
+
+def test_a_region_lies_in_consecutive_blocks_and_a_fork_is_copied() -> None:
+    """Regions 0-3, 4-7 and 8-11; the two forks get copies of the two blocks that the prompt has filled."""
+    engine, log = make_engine(12, 4, policies(layout="contiguous_max", prefix_cache="none"), max_model_len=16)
+    asked = request("a", prompt_of(6), 3, n=3, temperature=1.0)
+    serve(engine, [asked])
+    assert log.plans[0].fresh_tables == {0: (0, 1, 2, 3)}
+    assert log.plans[1].fresh_tables == {1: (4, 5, 6, 7), 2: (8, 9, 10, 11)}
+    assert [tuple(copy) for copy in log.plans[1].copies] == [(0, 4), (1, 5), (0, 8), (1, 9)]
+    assert log.outputs == reference_outputs([asked])
+
+
+@pytest.mark.parametrize(
+    ("seams", "limits", "message"),
+    [({"prefix_cache": "hash"}, {"max_model_len": 16}, "prefix_cache=none"), ({}, {"max_model_len": 49}, "13 blocks"),
+     ({"compression": Window(3)}, {"max_model_len": 16}, "compression=full")],
+)  # fmt: skip
+def test_what_regions_cannot_do_is_refused(seams: dict[str, Any], limits: dict[str, Any], message: str) -> None:
+    """Sharing, a region larger than the pool, giving blocks back in the middle."""
+    with pytest.raises(UserError, match=message):
+        make_engine(12, 4, policies(layout="contiguous_max", **{"prefix_cache": "none", **seams}), **limits)
+
+
+def test_blocks_that_leave_the_window_come_free() -> None:
+    """Window 5, B = 4, prompt of 10: positions 6 on are seen by the next query, so block 0 goes; block 1 when position 12 is next."""
+    engine, log = make_engine(8, 4, policies(compression=Window(5)))
+    engine.add_request(request("a", prompt_of(10), 6))
+    tables = []
+    for _ in range(6):
+        engine.step()
+        check_invariants(engine)
+        tables.append(list(engine.sequences[0].table.block_ids) if engine.sequences else [])  # type: ignore[union-attr]
+    assert tables == [[1, 2], [1, 2], [2], [2, 3], [2, 3], []]
+    assert [plan.scheduled[0].num_dropped_tokens for plan in log.plans] == [0, 4, 4, 8, 8, 8]
+    assert log.records["a"].outputs == reference_outputs([request("a", prompt_of(10), 6)], window=Window(5))["a"]
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "n=3", "beams"])
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_a_window_through_a_preemption_between_any_two_steps(mode: str, sampling: dict[str, Any], size: int) -> None:
+    """Dropped blocks stay dropped in swap; after a recomputation they are dropped again; forks have what they need."""
+    asked = request("a", prompt_of(9), 6, **sampling)
+    wanted = reference_outputs([asked], window=Window(size))
+    for block_size in (1, 2, 4):
+        for step in range(1, 7):
+            engine, log = make_engine(
+                60, block_size, policies(compression=Window(size), mode=mode), num_cpu_blocks=60, max_num_batched_tokens=5
+            )  # fmt: skip
+            forcer = Forcer(engine)
+            engine.add_request(asked)
+            for _ in range(step):
+                engine.step()
+                check_invariants(engine)
+            forcer.before.append("a")
+            run_to_end(engine, 60)
+            assert forcer.num_forced == 1
+            assert log.outputs == wanted, (block_size, step)
