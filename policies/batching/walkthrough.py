@@ -14,7 +14,8 @@ class Walkthrough(BatchingPolicy):
     Source: the simplified scheduler of a walkthrough of vLLM (continuous batching in three phases), after vLLM 0.1,
         https://github.com/vllm-project/vllm/blob/v0.1.0/vllm/core/scheduler.py
     Parameters: none. No token limit: a step is bounded by max_num_seqs and by the blocks there are.
-    Deviations: when nothing runs, swapped groups go first (there, waiting groups could keep them out for ever).
+    Deviations: the engine admits nobody while a group is swapped out, so new requests don't overtake swapped ones (there they did,
+        for ever if enough came), and when nothing runs swapped groups go first.
     """
 
     def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
