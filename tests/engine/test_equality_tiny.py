@@ -317,7 +317,7 @@ def test_the_arrays_cover_every_pair_that_can_occur(factors: Factors, valid: Cal
 
 # ---------------------------------------------------------------------- the full product
 
-NUM_SAMPLED = 1500
+NUM_SAMPLED = 1200
 """The whole product of PAGED has some 120,000 cases of half a second: the triples are covered, and so many drawn besides."""
 
 
