@@ -102,13 +102,13 @@ def run(case: Case) -> tuple[Log, Counter[str]]:
     if case.layout != "paged":
         limits["max_model_len"] = size.prompt + size.output + 2
         num_blocks = 11 * -(-limits["max_model_len"] // case.block_size)  # 4 + 3 + 1 + 1 regions, and what the watermark keeps
-    how = CheaperOfBoth(swap_gb_per_s=1.0, prefill_tokens_per_s=1e9) if case.mode == "cheaper_of_both" else case.mode
+    how = CheaperOfBoth(swap_gb_per_s=1.0, prefill_tokens_per_s=1e8) if case.mode == "cheaper_of_both" else case.mode
     seams = {"scheduling": case.scheduling, "batching": case.batching, "prefix_cache": case.prefix_cache, "eviction": case.eviction,
              "layout": case.layout, "preemption": case.victim}  # fmt: skip
     # A victim's tokens against its blocks: above four fifths of a block's worth each, moving them is said to be cheaper.
     engine, log = make_engine(num_blocks, case.block_size, policies(mode=how, admission=Watermark(case.watermark), **seams),
                               num_cpu_blocks=CPU_BLOCKS, max_num_batched_tokens=size.budget, max_num_seqs=16,
-                              block_bytes=max(1, 4 * case.block_size // 10), **limits)  # fmt: skip
+                              block_bytes=4 * case.block_size, **limits)  # fmt: skip
     for each in crowd(case.block_size):
         engine.add_request(copy_of(each))
     _to_end(engine, Forcer(engine) if case.layout != "paged" else None)

@@ -27,6 +27,7 @@ def test_no_lossless_policy_changes_a_token(block_size: int, batching: str) -> N
         blocked += counts["blocked by watermark"] if case.watermark else 0
     print(f"\nB = {block_size}, {batching}: {dict(sorted(totals.items()))}")
     assert by_cheaper["preempted by swap"], "the cheaper way was never swap"
-    assert by_cheaper["preempted by recompute"], "the cheaper way was never recomputation"
+    # Blocks of one token are always full: what moves and what would be computed again grow alike, and the choice never changes.
+    assert block_size == 1 or by_cheaper["preempted by recompute"], "the cheaper way was never recomputation"
     assert blocked, "no watermark ever kept anybody out"
     assert totals["cases"] == len(list(engine_product.cases(block_size, batching)))
