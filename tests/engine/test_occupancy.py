@@ -11,7 +11,8 @@ from kvlab.types import Request, SamplingParams
 
 
 def engine_of(num_blocks: int, policies: PolicySet, max_model_len: int = 64) -> Engine:
-    return Engine(EngineConfig(num_blocks=num_blocks, block_size=4, max_model_len=max_model_len), policies, SimulatedRunner(97), VirtualClock())
+    config = EngineConfig(num_blocks=num_blocks, block_size=4, max_model_len=max_model_len)
+    return Engine(config, policies, SimulatedRunner(97), VirtualClock())
 
 
 def test_requests_with_a_common_prefix_save_blocks() -> None:
