@@ -133,6 +133,25 @@ def test_two_prompts_that_fit_only_one_at_a_time(victim: str) -> None:
     assert steps <= 2 * 15 + 2 * 8 + 15  # each prompt once, its tokens, and at most one prompt in vain
 
 
+@pytest.mark.parametrize(("mode", "why"), [("swap", "swapped"), ("recompute", "")])
+@pytest.mark.parametrize("batching", ["chunked", "prefill_first", "walkthrough"])
+def test_who_gave_way_comes_back_before_anybody_new(mode: str, why: str, batching: str) -> None:
+    """new (3 blocks) gave way to old, which holds 4 of 6. A third that would fit in the 2 left waits behind it all the same."""
+    requests = [request("old", prompt_of(8, 1), 8), request("new", prompt_of(8, 2), 8), request("third", prompt_of(3, 3), 1)]
+    engine, log = make_engine(6, 4, policies(mode=mode, admission="none", batching=batching), num_cpu_blocks=9)
+    for each in requests[:2]:
+        engine.add_request(each)
+    while not log.plans or not log.plans[-1].preempted:
+        engine.step()
+    engine.add_request(requests[2])
+    run_to_end(engine, 40)
+    order = [a.request_id for plan in log.plans for a in plan.admitted]
+    assert order == ["old", "new", "new", "third"]
+    if batching == "chunked" and why:
+        assert {b.by for plan in log.plans for b in plan.blocked if b.request_id == "third"} == {why}
+    assert log.outputs == reference_outputs(requests)
+
+
 # --------------------------------------------------------------------------------------- aborts
 
 
