@@ -45,7 +45,7 @@ test-full: checks model ## everything
 checks: lint ## ruff, mypy, import-linter, stripped notebooks
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	@notebooks="$$(git ls-files '*.ipynb' 2>/dev/null)"; test -z "$$notebooks" || $(BIN)/nbstripout --verify $$notebooks
+	@notebooks="$$(git ls-files '*.ipynb' 2>/dev/null)"; test -z "$$notebooks" || $(BIN)/nbstripout --keep-id --verify $$notebooks
 
 lint: $(STAMP) ## ruff
 	$(BIN)/ruff check .
