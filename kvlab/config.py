@@ -31,6 +31,9 @@ DTYPES = ("auto", "float64", "float32", "float16", "bfloat16")
 
 RECORDS = ("steps", "requests", "blocks", "outcomes", "plans")
 
+GOALS = ("ttft_ms", "tpot_ms", "e2el_ms")
+"""Goals of a request for goodput (milliseconds); a configuration may leave them out."""
+
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
@@ -75,7 +78,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     Raises:
         UserError: an unknown or missing key, or a value outside its range.
     """
-    known = [*VALUES, *SEAMS, *PARTS, "record", "hydra", "name"]
+    known = [*VALUES, *SEAMS, *PARTS, "record", "goals", "hydra", "name"]
     for key in config:
         if key not in known:
             raise unknown_name("key", str(key), known)
@@ -92,6 +95,17 @@ def check_config(config: Mapping[str, Any]) -> None:
             raise unknown_name("key of record", str(name), RECORDS)
         if not isinstance(value, bool):
             raise UserError(f"record.{name} = {value!r} is not allowed: true or false.")
+    _check_goals(config.get("goals", {}))
+
+
+def _check_goals(goals: object) -> None:
+    if not isinstance(goals, Mapping):
+        raise UserError(f"goals = {goals!r} is not allowed: a mapping of {', '.join(GOALS)} to milliseconds or null.")
+    for name, value in goals.items():
+        if name not in GOALS:
+            raise unknown_name("key of goals", str(name), GOALS)
+        if value is not None and not (_is_number(value) and value > 0):
+            raise UserError(f"goals.{name} = {value!r} is not allowed: milliseconds above 0, or null (no goal).")
 
 
 def find_class(target: str) -> Callable[..., Any]:

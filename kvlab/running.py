@@ -21,6 +21,7 @@ from kvlab.model.loading import ModelSpec
 from kvlab.progress import Progress
 from kvlab.results import Run
 from kvlab.trace import RecordConfig, Recorder, RunFolder, summarize
+from kvlab.trace.summary import Goals
 from kvlab.types import Listener, UserError
 from kvlab.workload.base import Workload, WorkloadContext
 
@@ -94,7 +95,7 @@ def run(
             recorder = Recorder(out.path, RecordConfig(**plain["record"]), memory=parts.runner)
             _serve(setup, parts, out, [recorder, *listeners], progress, name)
             recorder.close()
-            summary = summarize(recorder.steps(), recorder.requests())
+            summary = summarize(recorder.steps(), recorder.requests(), Goals(**plain.get("goals", {})))
             _refuse_nothing_served(summary, recorder)
             out.finish(summary)
             _log.info("finished: %d requests, %d steps", summary["num_requests"], summary["num_steps"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
+import kvlab
 from kvlab.config import build, check_config, find_class, identity, to_plain
 from kvlab.policies.eviction.lru import Lru
 from kvlab.policies.eviction.random import Random
@@ -122,3 +124,14 @@ def test_a_class_without_source_has_no_identity(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert identity(config(eviction={"_target_": "__main__.Mine"}), "weights") is None
     assert identity(config(), "weights", {"eviction": namespace["Mine"]()}) is None
+
+
+def test_goals_are_checked_and_reach_the_summary(tmp_path: Path) -> None:
+    """Steps of 10 ms: a first token takes its own step and at most the one under way: 5 ms nobody meets, 21 everybody."""
+    small = ("runner=simulated", "model=tiny", "cost_model=constant", "workload=synthetic", "workload.num_requests=4")
+    for goal, fraction in ((5, 0.0), (21, 1.0)):
+        config = kvlab.compose(*small, f"goals.ttft_ms={goal}", "workload.arrivals={kind:fixed,rate:1}")
+        run = kvlab.run(config, folder=tmp_path / str(goal), progress=False)
+        assert run.summary["goodput_fraction"] == fraction
+    with pytest.raises(UserError, match=r"goals\.ttft_ms = -1 is not allowed"):
+        kvlab.run(kvlab.compose(*small, "goals.ttft_ms=-1"), folder=tmp_path / "bad", progress=False)

@@ -83,8 +83,8 @@ class PolicySet:
 
     def reset(self) -> None:
         """Make policies that keep state as new, so that the same objects can serve another run."""
-        for part in fields(self):
-            reset = getattr(getattr(self, part.name), "reset", None)
+        for policy in (*(getattr(self, part.name) for part in fields(self)), self.preemption.mode):
+            reset = getattr(policy, "reset", None)
             if reset is not None:
                 reset()
 
