@@ -272,6 +272,15 @@ def test_n_sequences_at_a_block_boundary_need_n_blocks(num_blocks: int, steps_of
     assert max(stats.kv_blocks_used for stats in log.stats) == (5 if num_blocks == 5 else 1)
 
 
+def test_a_beam_search_that_was_cut_short_says_so() -> None:
+    """3 beams of a prompt of 5 outgrow 4 blocks of 4 after some tokens: whatever hypotheses it has, the request ended for capacity."""
+    engine, log = make_engine(4, 4, vocab_size=12, eos=(3,))
+    serve(engine, [request("a", prompt_of(5, 0, 12), 40, beam_width=3, n=3, ignore_eos=False)])
+    record = log.records["a"]
+    assert record.finish_reason == "kv_capacity"
+    assert {reason for _, reason in record.outputs} == {"kv_capacity", "stop"}
+
+
 # --------------------------------------------------------------------------- swap
 
 

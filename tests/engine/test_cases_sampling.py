@@ -64,6 +64,30 @@ def test_a_preemption_neither_resets_nor_shifts_a_random_stream(mode: str) -> No
     assert log.records["a"].outputs == reference_outputs([asked])["a"]
 
 
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_each_sequence_keeps_its_stream(mode: str) -> None:
+    """A runner is told streams 0 to 3, at the fork and again after a preemption."""
+    engine, log = make_engine(60, 4, policies(mode=mode), num_cpu_blocks=60)
+    forcer = Forcer(engine)
+    engine.add_request(request("a", prompt_of(6), 8, n=4, temperature=1.0))
+    for _ in range(3):
+        engine.step()
+    forcer.before.append("a")
+    run_to_end(engine, 60)
+    streams: dict[int, list[int]] = {}
+    for plan in log.plans:
+        for start in plan.starts:
+            streams.setdefault(start.seq_id, []).append(start.stream)
+    assert streams == {0: [0, 0], 1: [1, 1], 2: [2, 2], 3: [3, 3]}
+
+
+@pytest.mark.parametrize(("min_tokens", "num_tokens", "reason"), [(0, 2, "stop"), (1, 2, "stop"), (2, 5, "length"), (5, 5, "length")])
+def test_an_end_id_below_min_tokens_does_not_end(min_tokens: int, num_tokens: int, reason: str) -> None:
+    """Samplers mask them; should one come all the same (id 1, the second token), the engine goes on."""
+    record, _ = _say([b"a", b"b", b"c", b"d", b"e"], stop_token_ids=(1,), min_tokens=min_tokens)
+    assert record.outputs == ((tuple(range(num_tokens)), reason),)
+
+
 # -------------------------------------------------------------------------------- stop strings
 
 

@@ -27,11 +27,11 @@ from kvlab.engine.clock import VirtualClock
 from kvlab.engine.driver import drive
 from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.policies.admission import Watermark
-from kvlab.policies.base import BatchingPolicy, PreemptionPolicy
+from kvlab.policies.base import AdmissionPolicy, BatchingPolicy, EntryView, PreemptionPolicy
 from kvlab.policies.preemption.mode import Recompute
 from kvlab.testing.invariants import check_drained, check_invariants
 from kvlab.testing.paged_fake import PagedFakeRunner
-from kvlab.types import GroupView, IllegalDecision, Now, QueuesView, ScheduledSeq
+from kvlab.types import GroupView, IllegalDecision, Now, PoolView, QueuesView, ScheduledSeq
 from kvlab.workload.base import WorkloadContext
 from kvlab.workload.fixed import FixedWorkload
 
@@ -136,9 +136,10 @@ def test_two_prompts_that_fit_only_one_at_a_time(victim: str) -> None:
 @pytest.mark.parametrize(("mode", "why"), [("swap", "swapped"), ("recompute", "")])
 @pytest.mark.parametrize("batching", ["chunked", "prefill_first", "walkthrough"])
 def test_who_gave_way_comes_back_before_anybody_new(mode: str, why: str, batching: str) -> None:
-    """new (3 blocks) gave way to old, which holds 4 of 6. A third that would fit in the 2 left waits behind it all the same."""
+    """new (3 blocks) gave way to old, which holds 4 of 6. A third that would fit in the 2 left, and is shorter, waits behind it."""
     requests = [request("old", prompt_of(8, 1), 8), request("new", prompt_of(8, 2), 8), request("third", prompt_of(3, 3), 1)]
-    engine, log = make_engine(6, 4, policies(mode=mode, admission="none", batching=batching), num_cpu_blocks=9)
+    chosen = policies(mode=mode, admission="none", batching=batching, scheduling="sjf")
+    engine, log = make_engine(6, 4, chosen, num_cpu_blocks=9)
     for each in requests[:2]:
         engine.add_request(each)
     while not log.plans or not log.plans[-1].preempted:
@@ -150,6 +151,83 @@ def test_who_gave_way_comes_back_before_anybody_new(mode: str, why: str, batchin
     if batching == "chunked" and why:
         assert {b.by for plan in log.plans for b in plan.blocked if b.request_id == "third"} == {why}
     assert log.outputs == reference_outputs(requests)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("in_one_step", [True, False])
+def test_those_who_gave_way_come_back_oldest_first(mode: str, in_one_step: bool) -> None:
+    """c gives way, then b: b is before c when there is room again."""
+    requests = [request("a", prompt_of(5, 1), 8), request("b", prompt_of(5, 2), 8), request("c", prompt_of(5, 3), 8)]
+    engine, log = make_engine(20, 4, policies(mode=mode, admission="none"), num_cpu_blocks=20)
+    forcer = Forcer(engine)
+    for each in requests:
+        engine.add_request(each)
+    engine.step()
+    forcer.after += ["c", "b"] if in_one_step else ["c"]
+    engine.step()
+    if not in_one_step:
+        forcer.before.append("b")  # nobody enters in a step that preempted
+        engine.step()
+    run_to_end(engine, 40)
+    assert [p.request_id for plan in log.plans for p in plan.preempted] == ["c", "b"]
+    assert [a.request_id for plan in log.plans for a in plan.admitted] == ["a", "b", "c", "b", "c"]
+    assert log.outputs == reference_outputs(requests)
+
+
+@pytest.mark.parametrize(("batching", "most"), [("chunked", 3), ("static", 3), ("walkthrough", 3), ("prefill_first", 3)])
+def test_no_more_sequences_run_than_allowed(batching: str, most: int) -> None:
+    """max_num_seqs = 3 counts sequences, also those that a group will only fork: n = 2 beside n = 1, and n = 3 alone."""
+    requests = [request(f"r{i}", prompt_of(5, i), 4, n=n, temperature=1.0) for i, n in enumerate([2, 2, 1, 3, 1])]
+    engine, log = make_engine(60, 4, policies(batching=batching, admission="none"), max_num_seqs=most, num_cpu_blocks=30)
+    serve(engine, requests)
+    assert max(stats.num_running_seqs for stats in log.stats) == most
+    assert log.plans[0].blocked[0][1:] == ("r1", "max_num_seqs")
+    assert log.outputs == reference_outputs(requests)
+
+
+# ------------------------------------------------------------------- what admission is told
+
+
+class Probe(AdmissionPolicy):
+    """Lets everybody in and notes what it was told."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = lengths
+        self.seen: list[tuple[Any, ...]] = []
+
+    def admits(self, entry: EntryView, pool: PoolView, now: Now) -> str:
+        need = tuple(entry.blocks_for(n) for n in (entry.first_chunk_tokens, *self.lengths))
+        self.seen.append((entry.group.request_id, entry.kind, entry.first_chunk_tokens, need, entry.num_available_blocks))
+        return ""
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_admission_is_told_what_an_entry_takes(mode: str) -> None:
+    """B = 4, N = 20. Hits are not needed anew and not available; four streams share full blocks of what they have in common."""
+    probe = Probe(12, 16)
+    engine, _ = make_engine(20, 4, policies(admission=probe, mode=mode), num_cpu_blocks=20)
+    shared = prompt_of(8, 1)
+    serve(engine, [request("first", [*shared, 1], 1)])  # nothing runs: not asked. Blocks 0 and 1 stay cached
+    engine.add_request(request("runs", prompt_of(3, 2), 30))
+    engine.step()  # holds one block of the 18 free
+    engine.add_request(request("hits", [*shared, *prompt_of(3, 3)], 1))
+    engine.step()
+    engine.add_request(request("four", prompt_of(6, 4), 8, n=4, temperature=1.0))
+    engine.step()
+    engine.step()
+    assert probe.seen == [
+        ("hits", "new", 11, (1, 1, 2), 17),  # 20 - 1 of who runs - 2 hits
+        ("four", "new", 6, (2, 2 + 1 + 3 * 2, 2 + 2 + 3 * 3), 18),  # own blocks from the partial one on; who runs has grown to 2
+    ]
+    Forcer(engine).before.append("four")
+    engine.step()  # each stream has 7 computed tokens, and 8 in all
+    engine.step()
+    back = probe.seen[2]
+    if mode == "swap":  # 1 shared and 4 own blocks come back, all 8 tokens fit in them
+        assert back == ("four", "swapped_in", 8, (5, 5 + 4, 5 + 8), 18)
+    else:  # the first block is still cached; the others branch off the first stream at position 6
+        assert back == ("four", "resumed", 8, (1 + 3, 2 + 3 * 2, 3 + 3 * 3), 17)
+    run_to_end(engine, 60)
 
 
 # --------------------------------------------------------------------------------------- aborts
