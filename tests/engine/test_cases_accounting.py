@@ -273,12 +273,15 @@ def test_n_sequences_at_a_block_boundary_need_n_blocks(num_blocks: int, steps_of
 
 
 def test_a_beam_search_that_was_cut_short_says_so() -> None:
-    """3 beams of a prompt of 5 outgrow 4 blocks of 4 after some tokens: whatever hypotheses it has, the request ended for capacity."""
+    """Beams outgrow the pool: whatever hypotheses there are, even if all of them ended by EOS, the request ended for capacity."""
     engine, log = make_engine(4, 4, vocab_size=12, eos=(3,))
     serve(engine, [request("a", prompt_of(5, 0, 12), 40, beam_width=3, n=3, ignore_eos=False)])
-    record = log.records["a"]
-    assert record.finish_reason == "kv_capacity"
-    assert {reason for _, reason in record.outputs} == {"kv_capacity", "stop"}
+    assert log.records["a"].finish_reason == "kv_capacity"
+    assert {reason for _, reason in log.records["a"].outputs} == {"kv_capacity", "stop"}
+    engine, log = make_engine(3, 2, vocab_size=23, eos=(3,))
+    serve(engine, [request("b", prompt_of(5, 1000, 23), 4, beam_width=2, ignore_eos=False)])
+    assert log.records["b"].outputs == (((3,), "stop"),)
+    assert log.records["b"].finish_reason == "kv_capacity"
 
 
 # --------------------------------------------------------------------------- swap
