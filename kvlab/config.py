@@ -203,6 +203,25 @@ def foreign_source(factory: Any) -> str | None:
         return None
 
 
+def describe(policy: Any) -> dict[str, Any]:
+    """The configuration node of an object: its class as `_target_`, and those constructor parameters that it keeps under their names.
+
+    Parameters that are neither plain values nor objects with parameters of their own are left out.
+    """
+    made_by = type(policy)
+    node: dict[str, Any] = {"_target_": f"{made_by.__module__}.{made_by.__qualname__}"}
+    kept = getattr(policy, "__dict__", {})
+    for name in inspect.signature(made_by).parameters:
+        if name not in kept:
+            continue
+        value = kept[name]
+        if value is None or isinstance(value, (bool, int, float, str)):
+            node[name] = value
+        elif hasattr(value, "__dict__") and not callable(value):
+            node[name] = describe(value)
+    return node
+
+
 def identity(config: Mapping[str, Any], model_checksum: str, policies: Mapping[str, Any] | None = None) -> str | None:
     """What makes two runs the same experiment, in 16 hex digits: configuration, version, model, source of foreign classes.
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kvlab.assembly import Parts, check_early, engine_config, make_engine, policy_objects, policy_set
-from kvlab.config import build, check_config, identity, to_plain
+from kvlab.config import build, check_config, describe, identity, to_plain
 from kvlab.engine import driver
 from kvlab.engine.config import PolicySet
 from kvlab.model.loading import ModelSpec
@@ -87,7 +87,7 @@ def run(
             out.fail(error)
         raise
     out = RunFolder.create(folder if folder is not None else Path("runs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-%f"))
-    out.start(_yaml(plain), name=name)
+    out.start(_yaml(plain | _described(setup.given)), name=name)
     with _logging_to(out), _torch_threads(plain["threads"]):
         recorder: Recorder | None = None
         try:
@@ -117,7 +117,9 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
     special = sorted({*parts.eos_token_ids, *(() if bos is None else (bos,))})
     context = WorkloadContext(tokenizer, parts.shape.vocab_size, sizes.max_model_len, sizes.seed, tuple(special))
     setup.workload.start(context)
-    out.start(_yaml(config), parts.device, name=name, identity=identity(config, parts.checksum, setup.given), notes=setup.workload.notes)
+    shown = _yaml(config | _described(setup.given))
+    key = identity(config, parts.checksum, setup.given)
+    out.start(shown, parts.device, name=name, identity=key, notes=setup.workload.notes)
     engine = make_engine(sizes, setup.policies, parts, listeners)
     _log.info("%s on %s: %d blocks of %d tokens, max_model_len %d", parts.dtype, parts.device, sizes.num_blocks, sizes.block_size,
               sizes.max_model_len)  # fmt: skip
@@ -132,6 +134,11 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
             driver.drive(engine, setup.workload, show)
         finally:
             parts.runner.close()
+
+
+def _described(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.yaml says of policies that came as objects: it names what ran, not what it took the place of."""
+    return {seam: describe(policy) for seam, policy in given.items()}
 
 
 def _refuse_nothing_served(summary: dict[str, Any], recorder: Recorder) -> None:
