@@ -195,6 +195,9 @@ class LLM:
         each = [sampling or SamplingParams()] * len(texts) if sampling is None or isinstance(sampling, SamplingParams) else list(sampling)
         if len(each) != len(texts):
             raise UserError(f"{len(each)} sampling parameters for {len(texts)} prompts: give one for all, or one for each.")
+        for params in each:
+            if not isinstance(params, SamplingParams):
+                raise UserError(f"sampling holds {params!r}: a kvlab.SamplingParams is needed, or one for each prompt.")
         now_s = self.engine.clock.now()
         requests = []
         for prompt, params in zip(texts, each, strict=True):
@@ -302,6 +305,8 @@ def _as_list(prompts: Prompts) -> list[Any]:
     """One prompt as a list of one."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Mapping) or not hasattr(prompts, "__iter__"):
+        raise UserError(f"The prompt is {type(prompts).__name__}: a text, texts or token ids are needed.")
     items = list(prompts)
     if not items:
         raise UserError("There is no prompt: give a text, texts or token ids.")

@@ -130,10 +130,15 @@ def test_wrong_prompts_start_nothing(llm: LLM) -> None:
         ([[1] * 5000], RequestTooLong, "5000 tokens"),
         ([1, "a"], UserError, "Prompt 0 is int"),
         ([None], UserError, "NoneType"),
+        (5, UserError, "The prompt is int"),
+        ({"prompt": "a"}, UserError, "The prompt is dict"),
     ):
         with pytest.raises(error, match=say):
             llm.generate(prompts, FIVE)  # type: ignore[arg-type]
         assert is_idle(llm)
+    with pytest.raises(UserError, match="a kvlab.SamplingParams is needed"):
+        llm.generate([1, 2], {"max_tokens": 3})  # type: ignore[arg-type]
+    assert is_idle(llm)
 
 
 def test_an_error_in_a_callback_leaves_a_usable_engine(llm: LLM) -> None:
