@@ -215,16 +215,21 @@ def _check_key(override: Override, config: DictConfig, options: Mapping[str, lis
             elif not rest and OmegaConf.is_config(config[first]) and not isinstance(choice, dict):
                 raise unknown_name(key, str(choice), options.get(key, list(map(str, config[first]))))
     node: Any = config[first]
+    in_class = False
     for i, part in enumerate(rest):
         group = "/".join([first, *rest])
         if i + 1 == len(rest) and group in options:
             raise UserError(f"{key!r} is a group's choice: write {group}=NAME (valid: {', '.join(options[group])}).")
+        path = ".".join([first, *rest[:i]])
+        if isinstance(node, (bool, int, float, str)):
+            raise UserError(f"Unknown key {key!r}: {path} is a value, not a group. Write {path}=VALUE.")
         if override.is_add() or override.is_force_add() or not isinstance(node, DictConfig):
             return
+        in_class = in_class or "_target_" in node
         names = [str(k) for k in node]
         if part not in names:
             near = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            add = f" To give the class another parameter: +{override.input_line}." if "_target_" in names else ""
-            raise UserError(f"Unknown key {key!r}.{hint} Valid under {first}: {', '.join(names)}.{add}")
+            add = f" To give the class another parameter: +{override.input_line}." if in_class else ""
+            raise UserError(f"Unknown key {key!r}.{hint} Valid under {path}: {', '.join(names)}.{add}")
         node = node._get_node(part) if OmegaConf.is_missing(node, part) else node[part]

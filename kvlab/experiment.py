@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvlab.composition import as_user_error, check_overrides
 from kvlab.results import Run
+from kvlab.trace.store import disk_error
 from kvlab.types import UserError
 
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -91,6 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _Process.exit_code
     except (UserError, HydraException, OmegaConfBaseException) as error:
         _say(f"kvlab: {error if isinstance(error, UserError) else as_user_error(error)}")
+        code = USER_ERROR
+    except OSError as error:  # Hydra makes the run's folder before the run, whose own errors never come this far
+        if isinstance(error, BrokenPipeError):
+            raise
+        _say(f"kvlab: {disk_error(Path(str(error.filename or 'the run folder')), error)}")
         code = USER_ERROR
     except KeyboardInterrupt:
         _say("kvlab: interrupted. What was recorded until now is in the run's folder.")

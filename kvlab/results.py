@@ -68,7 +68,7 @@ class Run:
     def error(self) -> str | None:
         """Type and message of what ended a failed run, else None; `status["error"]["traceback"]` has the traceback's end."""
         error = self.status.get("error")
-        return f"{error.get('type')}: {error.get('message')}" if isinstance(error, Mapping) else None
+        return f"{error.get('type')}: {error.get('message')}".removesuffix(": ") if isinstance(error, Mapping) else None
 
     def steps(self) -> pd.DataFrame:
         """One row a step (`kvlab.trace.schema.STEPS`); empty where none was recorded."""

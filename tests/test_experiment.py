@@ -19,6 +19,8 @@ from kvlab.engine.engine import Engine
 from kvlab.experiment import FAILED, INTERRUPTED, OK, USER_ERROR, main
 from kvlab.policies.eviction.fifo import Fifo
 from kvlab.policies.eviction.lru import Lru
+from kvlab.policies.preemption.mode.swap import Swap
+from kvlab.policies.preemption.priority import Priority
 from kvlab.trace.plans import read_plans
 from kvlab.types import UserError
 
@@ -83,6 +85,8 @@ def test_the_same_command_twice_gives_two_folders_and_one_identity(tmp_path: Pat
 def test_nothing_but_a_message_for_wrong_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, say in (
         (["evction=lru"], "Did you mean 'eviction'?"),
+        (["watermark.fraction=0.1"], "watermark is a value, not a group. Write watermark=VALUE"),
+        (["workload=chat", "workload.sampling.top_k=5"], "Valid under workload.sampling: temperature"),
         (["eviction=lrru"], "Did you mean 'lru'?"),
         (["blok_size=3"], "Did you mean 'block_size'?"),
         (["block_size=0"], "a positive integer"),
@@ -95,7 +99,7 @@ def test_nothing_but_a_message_for_wrong_input(tmp_path: Path, capsys: pytest.Ca
         (["model=hf"], "model.id"),
         (["model=hf", "model.path=/no/such/folder"], "/no/such/folder"),
         (["runner=recorded"], "run=FOLDER"),
-        (["runner=recorded", "run=nowhere"], "nowhere"),
+        (["runner=recorded", "run=nowhere"], "nowhere is not a folder"),
         (["+eviction.foo=1"], "takes no parameters"),
         (["eviction._target_=kvlab.policies.eviction.lru.Lruu"], "Did you mean 'Lru'?"),
         ([*PROMPTS, "workload.path=none.jsonl"], "none.jsonl"),
@@ -108,6 +112,16 @@ def test_nothing_but_a_message_for_wrong_input(tmp_path: Path, capsys: pytest.Ca
         assert "Traceback" not in printed.err
         assert printed.err.startswith("kvlab: ")
         assert len(printed.err.strip().splitlines()) <= 2, printed.err
+
+
+def test_a_run_folder_that_cant_be_made_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    for words in (["hydra.run.dir=file/run"], ["hydra.run.dir=file"], ["hydra.sweep.dir=file/sweep", "-m"]):
+        assert main([*SMALL, "runner=simulated", *words]) == USER_ERROR
+        printed = capsys.readouterr()
+        assert printed.err.startswith("kvlab: Can't write ")
+        assert "Choose another run folder." in printed.err
+        assert "Traceback" not in printed.err
 
 
 def test_broken_jsonl_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,6 +324,21 @@ def test_run_takes_objects_classes_and_names(tmp_path: Path) -> None:
         kvlab.run(config, eviction=kvlab.SamplingParams(), progress=False)
     with pytest.raises(UserError, match="no seam"):
         kvlab.run(config, evction="lru", progress=False)
+
+
+def test_what_is_recorded_names_the_policy_that_ran(tmp_path: Path) -> None:
+    class Mine(Lru):
+        """Not what the configuration says."""
+
+    config = kvlab.compose(*SMALL, "runner=simulated")
+    run = kvlab.run(config, eviction=Mine(), preemption=Priority(Swap(), protect_oldest=False), progress=False)
+    assert run.config["eviction"] == {"_target_": f"{__name__}.{Mine.__qualname__}"}
+    assert run.config["preemption"] == {
+        "_target_": "kvlab.policies.preemption.priority.Priority", "protect_oldest": False,
+        "mode": {"_target_": "kvlab.policies.preemption.mode.swap.Swap"},
+    }  # fmt: skip
+    runs = kvlab.sweep({"eviction": [Fifo(), "lru", Mine()]}, *SMALL, "runner=simulated", progress=False)
+    assert runs.frame["eviction"].tolist() == ["fifo", "lru", "Mine"]
 
 
 def test_a_run_folders_config_runs_again(tmp_path: Path) -> None:

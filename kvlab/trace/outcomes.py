@@ -41,6 +41,8 @@ def read_outcomes(folder: Path | str) -> Iterator[RecordedStep]:
 
     Raises UserError when the run kept none, or a file of them is damaged.
     """
+    if not Path(folder).is_dir():
+        raise UserError(f"{folder} is not a folder. Give the folder of a run that was made with record.outcomes=true.")
     last = -1
     for row in iter_rows(Path(folder), "outcomes"):
         if row[0] <= last:
