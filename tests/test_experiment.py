@@ -211,7 +211,6 @@ def test_signals_end_a_process_cleanly(tmp_path: Path, number: int, code: int) -
     assert len(run.steps()) > 0
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a read-only folder")
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match="file"):
