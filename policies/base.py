@@ -23,18 +23,68 @@ def require(ok: bool, policy: object, name: str, value: object, allowed: str) ->
         raise UserError(f"{type(policy).__name__}.{name} = {value!r} is not allowed: {allowed}.")
 
 
+class EngineEvents:
+    """What scheduling, batching, admission and preemption policies may hear of the engine. Implement those you need; others cost nothing.
+
+    All are deterministic facts of the run, told in the order in which they happen.
+    """
+
+    def arrived(self, group: GroupView, queues: QueuesView, now: Now) -> None:
+        """A request was submitted; `queues` do not hold it yet."""
+
+    def entered(self, group: GroupView, kind: str, now: Now) -> None:
+        """It enters running in the step being made. `kind`: "new", "resumed" or "swapped_in"."""
+
+    def computed(self, group: GroupView, num_computed_tokens: int, num_output_tokens: int, now: Now) -> None:
+        """After a commit, once for each group of the step: tokens computed (again, where it had been preempted) and output tokens
+        accepted in this step, over all its sequences. Told before `ended`."""
+
+    def preempted(self, group: GroupView, mode: str, now: Now) -> None:
+        """It gave way. `mode`: "recompute" or "swap"."""
+
+    def ended(self, group: GroupView, now: Now) -> None:
+        """It finished, was aborted or outgrew the pool."""
+
+
 # ---------------------------------------------------------------- scheduling
 
 
-class SchedulingPolicy(ABC):
-    """Who goes first: the order of the waiting queue (preempted groups stand before it, see the engine)."""
+class PrefixesView(Protocol):
+    """The prefix cache as a scheduling policy sees it. Looking changes nothing."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+    def keys(self, group: GroupView) -> Sequence[bytes]:
+        """Content keys of the group's full blocks (prompt and output so far) up to its last token but one; empty without a prefix cache."""
+    def num_cached_tokens(self, group: GroupView) -> int:
+        """Tokens of its longest cached prefix: what it would not have to compute if it entered now."""
+
+
+class SchedulingPolicy(EngineEvents, ABC):
+    """Who goes first: the order of the waiting queue."""
 
     is_static: ClassVar[bool] = True
     """True: a group's key never changes while it waits, so it is taken once; False: taken anew each step."""
 
+    preempted_first: ClassVar[bool] = True
+    """True: a preempted group stands before all that wait, and nobody overtakes a swapped one. False: both are sorted by key with
+    the others (policies that displace running groups want this)."""
+
     @abstractmethod
     def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
         """Sort key, smallest first. Ties go to the earlier submission."""
+
+    def order(self, waiting: Sequence[GroupView], prefixes: PrefixesView, now: Now) -> Sequence[GroupView]:
+        """The queue in the order in which it is served: a permutation of `waiting`, which is in order of submission. Implement it
+        where a key for each group alone is not enough; it is asked once a step, and `key` then orders nothing."""
+        raise NotImplementedError
+
+    def displaces(self, head: GroupView, running: Sequence[GroupView], now: Now) -> GroupView | None:
+        """A group of `running` that gives way so that the waiting `head`, which found no room, can enter; None: it waits. Asked again
+        until the head enters. Groups that entered in this step are not in `running`. Must not go in circles: whoever is displaced
+        may not displace in turn the one it gave way to, unless that one has got on meanwhile."""
+        return None
 
 
 # ------------------------------------------------------------------ batching
@@ -44,7 +94,7 @@ NO_TOKEN_LIMIT = 2**31 - 1
 """Token budget of systems that bound a step by sequences and blocks only."""
 
 
-class BatchingPolicy(ABC):
+class BatchingPolicy(EngineEvents, ABC):
     """What a step is made of."""
 
     @abstractmethod
@@ -57,6 +107,10 @@ class BatchingPolicy(ABC):
     def token_budget(self, queues: QueuesView, max_num_batched_tokens: int) -> int:
         """Tokens this step may compute. Default: the engine's limit; NO_TOKEN_LIMIT if its system has none."""
         return max_num_batched_tokens
+
+    def running_order(self, running: Sequence[GroupView], now: Now) -> Sequence[GroupView]:
+        """The order in which running groups get their tokens: a permutation of `running` (in order of entry, the default)."""
+        return running
 
     @abstractmethod
     def chunk(self, num_uncomputed: int, budget: int, max_num_batched_tokens: int) -> int:
@@ -92,7 +146,7 @@ class EntryView(Protocol):
         """New blocks needed to hold `num_tokens` tokens of each of its sequences, beyond those cached or shared between them."""
 
 
-class AdmissionPolicy(ABC):
+class AdmissionPolicy(EngineEvents, ABC):
     """May a group enter running now? Asked for first admission, readmission and swap-in; not for growth, nor if nothing runs."""
 
     @abstractmethod
@@ -126,7 +180,7 @@ class PreemptionMode(ABC):
         """"recompute" or "swap". Where swap space is short the engine falls back to recompute and records both."""
 
 
-class PreemptionPolicy(ABC):
+class PreemptionPolicy(EngineEvents, ABC):
     """Who gives way when a running sequence can't grow.
 
     Args:
@@ -154,6 +208,12 @@ class EvictionPolicy(ABC):
     from now on) and hit (reused: no candidate while it is held), at last evict (gone, by this policy or by a reset). Policies
     with queues skip blocks whose ref_count is above 0 without changing their state.
     """
+
+    queue_depth: ClassVar[int] = 0
+    """How many waiting groups `waiting` is told of; 0: it is never called. An instance may set its own."""
+
+    def waiting(self, prefixes: Sequence[Sequence[bytes]], now: Now) -> None:  # noqa: B027 - optional event
+        """Before each step: for the first `queue_depth` waiting groups, in order, the content keys of their full blocks."""
 
     def insert(self, block: BlockView, now: Now) -> None:  # noqa: B027 - optional event
         """`block` was published. It is held by a table."""

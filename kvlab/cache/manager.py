@@ -89,6 +89,14 @@ class KVCacheManager:
             hits.append(block.block_id)
         return hits
 
+    def prefix_keys(self, seq: Seq) -> list[bytes]:
+        """Content keys of the full blocks up to the last token but one; empty without a prefix cache."""
+        if not self.prefix_cache.enabled:
+            return []
+        most = (len(seq.tokens) - 1) // self.block_size
+        self._extend_keys(seq, most)
+        return seq.keys[:most]
+
     def num_shareable_lost(self, seq: Seq, num_hits: int) -> int:
         """Tokens after the hits that some cached block also holds, in a block that does not match as a whole."""
         if self.shareable is None:

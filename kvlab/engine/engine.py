@@ -18,6 +18,7 @@ from kvlab.engine.beam import BeamState
 from kvlab.engine.clock import Clock, WallClock
 from kvlab.engine.commit import Committer
 from kvlab.engine.config import EngineConfig, PolicySet
+from kvlab.engine.hearing import hearers
 from kvlab.engine.randomness import request_seed
 from kvlab.engine.records import StatsMaker, make_record, refused_record
 from kvlab.engine.runners.base import Runner, RunnerConfig
@@ -80,6 +81,10 @@ class Engine:
                                  policies.prefix_cache, policies.layout, policies.compression, config.max_model_len,
                                  config.track_shareable, self._on_block if self._block_listeners else None)  # fmt: skip
         self.scheduler = Scheduler(config, policies, self.kv, block_bytes)
+        self._tell_arrived = hearers(policies, "arrived")
+        self._tell_group_ended = hearers(policies, "ended")
+        self._tell_computed = hearers(policies, "computed")
+        self._ended_groups: list[tuple[SequenceGroup, float]] = []  # policies hear of them once they have heard what was computed
         self.sequences: dict[int, Sequence] = {}
         self.groups: dict[str, SequenceGroup] = {}
         self._num_groups = 0
@@ -161,7 +166,11 @@ class Engine:
             group.beam = BeamState.of(seq.seq_id, sampling, self.eos_token_ids, max_output)
         self.sequences[seq.seq_id] = seq
         self.groups[request.request_id] = group
-        self.scheduler.waiting.add(group, Now(self._step, request.arrival_s))
+        group.pool_blocks = self.kv.pool.blocks
+        now = Now(self._step, request.arrival_s)
+        for tell in self._tell_arrived:
+            tell(group, self.scheduler.queues, now)
+        self.scheduler.waiting.add(group, now)
 
     def refuse(self, request: Request, error: UserError, now_s: float) -> RequestRecord:
         """Record a request that `add_request` would not take (for drivers that go on without it)."""
@@ -180,6 +189,7 @@ class Engine:
         self.scheduler.remove(group)
         self._retire(group)
         record = self._close(group, self.clock.now() if now_s is None else now_s)
+        self._say_ended()
         self._tell_ended()
         return record
 
@@ -223,7 +233,11 @@ class Engine:
         outcome = self.runner.submit(plan).result()
         executed = time.perf_counter()
         end_s = self.clock.advance(outcome.execute_s)
+        before = self._num_outputs(plan) if self._tell_computed else {}
         counts = self.committer.commit(plan, outcome, end_s)
+        if before:
+            self._say_computed(before, Now(plan.step, end_s))
+        self._say_ended()
         committed = time.perf_counter()
         is_virtual = outcome.execute_s if outcome.execute_s else executed - scheduled
         stats = self._stats.make(plan, counts, end_s, scheduled - start, is_virtual, committed - executed)
@@ -232,6 +246,27 @@ class Engine:
         for listener in self.listeners:
             listener.on_step(plan, outcome, stats)
         return StepResult(plan, outcome, stats, self.take_ended())
+
+    def _num_outputs(self, plan: Plan) -> dict[SequenceGroup, list[int]]:
+        """For each group of the plan: output tokens so far, tokens computed in this step."""
+        counts: dict[SequenceGroup, list[int]] = {}
+        for scheduled in plan.scheduled:
+            group = self.sequences[scheduled.seq_id].group
+            if group not in counts:
+                counts[group] = [group.num_all_output_tokens, 0]
+            counts[group][1] += scheduled.num_new_tokens
+        return counts
+
+    def _say_computed(self, before: dict[SequenceGroup, list[int]], now: Now) -> None:
+        for group, (num_output, num_computed) in before.items():
+            for tell in self._tell_computed:
+                tell(group, num_computed, group.num_all_output_tokens - num_output, now)
+
+    def _say_ended(self) -> None:
+        while self._ended_groups:
+            group, end_s = self._ended_groups.pop(0)
+            for tell in self._tell_group_ended:
+                tell(group, Now(self._step, end_s))
 
     def _refuse_to_stall(self, plan: Plan) -> None:
         why = ", ".join(f"{b.request_id} stays out by {b.by!r}" for b in plan.blocked) or "no phase served the queues that hold requests"
@@ -270,6 +305,8 @@ class Engine:
 
     def _close(self, group: SequenceGroup, end_s: float) -> RequestRecord:
         del self.groups[group.request_id]
+        if self._tell_group_ended:
+            self._ended_groups.append((group, end_s))
         record = make_record(group, end_s, self.tokenizer)
         self._finished.append(record)
         self._untold.append(record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seqs
+
 from kvlab.cache.manager import KVCacheManager
 from kvlab.engine.sequence import Sequence, SequenceGroup
 from kvlab.types import Admitted, Blocked, BlockTransfer, Now, Plan, Preempted, ScheduledSeq, SeqStart
@@ -23,6 +25,8 @@ class PlanBuilder:
         self.blocked: list[Blocked] = []
         self.ended: list[tuple[int, str, str]] = []
         self.watermark_blocks = 0
+        self.made_room = False  # somebody gave way so that a running group could grow: nobody enters in this step
+        self.phases: Seqs[str] = ()  # the alternative being served
 
     def add(self, group: SequenceGroup, work: list[tuple[Sequence, int, int]]) -> None:
         """Schedule a group's sequences."""

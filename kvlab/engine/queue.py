@@ -1,4 +1,4 @@
-"""The waiting queue: preempted groups first, then the others by the scheduling policy."""
+"""The waiting queue: preempted groups first (unless the scheduling policy sorts them in), then the others by the scheduling policy."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from collections import deque
 from collections.abc import Iterator
 
 from kvlab.engine.sequence import SequenceGroup
-from kvlab.policies.base import SchedulingPolicy
+from kvlab.policies.base import PrefixesView, SchedulingPolicy
 from kvlab.types import IllegalDecision, Now
+
+Entry = tuple[tuple[float, ...], int, SequenceGroup]
 
 
 class WaitingQueue:
     """Groups that wait for (re)admission.
 
-    A static policy's keys are taken once, when a group comes; a dynamic one's anew whenever the head is asked for in a new step.
+    A static policy's keys are taken once, when a group comes; a dynamic one's, and the order of a policy that orders the whole queue,
+    anew whenever the head is asked for in a new step. Such an order is kept for the rest of its step, newcomers last.
     """
 
-    def __init__(self, policy: SchedulingPolicy) -> None:
+    def __init__(self, policy: SchedulingPolicy, prefixes: PrefixesView) -> None:
         self._policy = policy
+        self._prefixes = prefixes
+        self._orders = type(policy).order is not SchedulingPolicy.order
         self._preempted: deque[SequenceGroup] = deque()
-        self._sorted: list[tuple[tuple[float, ...], int, SequenceGroup]] = []
+        self._sorted: list[Entry] = []
         self._keyed_at = -1
 
     def __len__(self) -> int:
@@ -31,7 +36,10 @@ class WaitingQueue:
         for _, _, group in self._sorted:
             yield group
 
-    def _entry(self, group: SequenceGroup, now: Now) -> tuple[tuple[float, ...], int, SequenceGroup]:
+    def entry(self, group: SequenceGroup, now: Now) -> Entry:
+        """Its key and number, for sorting."""
+        if self._orders:
+            return (), group.group_id, group
         key = self._policy.key(group, now)
         if not isinstance(key, tuple) or any(part != part for part in key):
             raise IllegalDecision("scheduling", self._policy, f"key {key!r} for request {group.request_id!r}", "a tuple of numbers, no NaN")
@@ -39,11 +47,17 @@ class WaitingQueue:
 
     def add(self, group: SequenceGroup, now: Now) -> None:
         """A new group."""
-        insort(self._sorted, self._entry(group, now))
+        if self._orders:
+            self._sorted.append(self.entry(group, now))
+        else:
+            insort(self._sorted, self.entry(group, now))
 
-    def add_preempted(self, group: SequenceGroup) -> None:
-        """A preempted group goes to the front."""
-        self._preempted.appendleft(group)
+    def add_preempted(self, group: SequenceGroup, now: Now) -> None:
+        """A preempted group goes to the front, or where its key puts it."""
+        if self._policy.preempted_first:
+            self._preempted.appendleft(group)
+        else:
+            self.add(group, now)
 
     def head(self, now: Now) -> SequenceGroup | None:
         """Who goes first at `now`."""
@@ -51,10 +65,23 @@ class WaitingQueue:
             return self._preempted[0]
         if not self._sorted:
             return None
-        if not self._policy.is_static and self._keyed_at != now.step:
-            self._sorted = sorted(self._entry(group, now) for _, _, group in self._sorted)
-            self._keyed_at = now.step
+        self.sort(now)
         return self._sorted[0][2]
+
+    def sort(self, now: Now) -> None:
+        """Take keys or order anew, once a step, where they may have changed."""
+        if self._keyed_at == now.step or (self._policy.is_static and not self._orders):
+            return
+        self._keyed_at = now.step
+        if not self._orders:
+            self._sorted = sorted(self.entry(group, now) for _, _, group in self._sorted)
+            return
+        waiting = sorted((group for _, _, group in self._sorted), key=lambda group: group.group_id)
+        ordered = list(self._policy.order(tuple(waiting), self._prefixes, now))
+        if len(ordered) != len(waiting) or {id(group) for group in ordered} != {id(group) for group in waiting}:
+            raise IllegalDecision("scheduling", self._policy, f"an order of {len(ordered)} groups",
+                                  f"each of the {len(waiting)} that wait, once")  # fmt: skip
+        self._sorted = [((), group.group_id, group) for group in ordered]  # type: ignore[misc]
 
     def pop_head(self) -> SequenceGroup:
         """Take the group that `head` returned."""

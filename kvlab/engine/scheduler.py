@@ -10,13 +10,16 @@ Nothing enters in a step that preempted, as long as something runs. Swapped grou
 from __future__ import annotations
 
 from collections.abc import Sequence as Seqs
+from itertools import islice
 from typing import Any
 
 from kvlab.cache.manager import KVCacheManager
 from kvlab.cache.shareable import common_prefix_len
 from kvlab.engine.config import EngineConfig, PolicySet
 from kvlab.engine.entry import Entry
+from kvlab.engine.hearing import hearers
 from kvlab.engine.plan_builder import PlanBuilder
+from kvlab.engine.prefixes import Prefixes
 from kvlab.engine.queue import WaitingQueue
 from kvlab.engine.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Sequence, SequenceGroup
 from kvlab.policies import base
@@ -62,13 +65,17 @@ class Scheduler:
         self.policies = policies
         self.kv = kv
         self.block_bytes = block_bytes
-        self.waiting = WaitingQueue(policies.scheduling)
+        self.waiting = WaitingQueue(policies.scheduling, Prefixes(kv))
         self.running: list[SequenceGroup] = []
         self.swapped: list[SequenceGroup] = []
         self.queues = Queues(self)
         self.released: list[int] = []  # sequences the runner must forget, since the last plan
         self.forked: list[Sequence] = []  # sequences made by the last commit: the runner must start them
         self._num_admitted = 0
+        self._displaces = type(policies.scheduling).displaces is not base.SchedulingPolicy.displaces
+        self._orders_running = type(policies.batching).running_order is not base.BatchingPolicy.running_order
+        self._tell_entered = hearers(policies, "entered")
+        self._tell_preempted = hearers(policies, "preempted")
         self._enterers = {"swapped": self._schedule_swapped, "waiting": self._schedule_waiting, "running": self._schedule_running}
 
     # ---------------------------------------------------------------- the step
@@ -77,11 +84,13 @@ class Scheduler:
         """Decide one step. Only the queues, tables and pools change; nothing is computed."""
         batching = self.policies.batching
         self.kv.set_now(now)
+        self._tell_eviction(now)
         budget = batching.token_budget(self.queues, self.config.max_num_batched_tokens)
         build = PlanBuilder(now, budget, self.released, self.forked)
         self.released, self.forked = [], []
         build.watermark_blocks = self.policies.admission.headroom_blocks(self.kv.pool)
         for alternative in self._phases(now):
+            build.phases = alternative
             for phase in alternative:
                 self._enterers[phase](build)
             if build.work or build.ended:
@@ -90,11 +99,18 @@ class Scheduler:
             self._say_who_waits(build)
         return build.build(self.kv)
 
+    def _tell_eviction(self, now: Now) -> None:
+        """What the waiting queue will hit, for an eviction policy that asks."""
+        eviction = self.policies.eviction
+        if eviction.queue_depth:
+            self.waiting.sort(now)
+            eviction.waiting([self.kv.prefix_keys(g.seqs[0]) for g in islice(self.waiting, eviction.queue_depth)], now)
+
     def _say_who_waits(self, build: PlanBuilder) -> None:
         """Nobody was turned away, yet somebody may be out: all tokens spent, the step preempted, or the queue was not served."""
         group = self.swapped[0] if self.swapped else self.waiting.head(build.now)
         if group is not None:
-            by = "preemption" if build.preempted else "batching" if build.budget > 0 else "tokens"
+            by = "preemption" if build.made_room else "batching" if build.budget > 0 else "tokens"
             self._block(group, by, build)
 
     def _phases(self, now: Now) -> Seqs[Seqs[str]]:
@@ -109,7 +125,7 @@ class Scheduler:
         """Every running group gets its next tokens, in order of entry, while the budget lasts."""
         chunk, limit = self.policies.batching.chunk, self.config.max_num_batched_tokens
         scheduled = build.work
-        for group in tuple(self.running):
+        for group in self._running_order(build.now) if self._orders_running else tuple(self.running):
             budget = build.budget
             if budget <= 0:
                 return
@@ -126,6 +142,14 @@ class Scheduler:
                     build.budget = budget - n
                     continue
             self._grow_and_schedule(group, build)
+
+    def _running_order(self, now: Now) -> Seqs[SequenceGroup]:
+        """The batching policy's order of the running groups."""
+        ordered: Any = tuple(self.policies.batching.running_order(tuple(self.running), now))
+        if len(ordered) != len(self.running) or {id(group) for group in ordered} != {id(group) for group in self.running}:
+            raise IllegalDecision("batching", self.policies.batching, f"an order of {len(ordered)} groups",
+                                  f"each of the {len(self.running)} that run, once")  # fmt: skip
+        return ordered
 
     def _grow_and_schedule(self, group: SequenceGroup, build: PlanBuilder) -> None:
         """Schedule a running group's next tokens; where blocks are short someone gives way, at last the group itself."""
@@ -196,8 +220,24 @@ class Scheduler:
         self._preempt(victim, build)  # type: ignore[arg-type]
         return victim  # type: ignore[return-value]
 
-    def _preempt(self, victim: SequenceGroup, build: PlanBuilder) -> None:
+    def _displace(self, head: SequenceGroup, build: PlanBuilder) -> bool:
+        """The scheduling policy may send a running group away for a waiting one that found no room. True: it did."""
+        if not self._displaces:
+            return False
+        policy = self.policies.scheduling
+        candidates = tuple(g for g in self.running if g.admitted_step != build.now.step)
+        victim = policy.displaces(head, candidates, build.now) if candidates else None
+        if victim is None:
+            return False
+        if not any(victim is candidate for candidate in candidates):
+            raise IllegalDecision("scheduling", policy, f"displace {getattr(victim, 'request_id', victim)!r}",
+                                  f"one of the {len(candidates)} running groups that did not enter in this step, or None")  # fmt: skip
+        self._preempt(victim, build, "scheduling")  # type: ignore[arg-type]
+        return True
+
+    def _preempt(self, victim: SequenceGroup, build: PlanBuilder, cause: str = "blocks") -> None:
         policy, kv = self.policies.preemption, self.kv
+        build.made_room |= cause == "blocks"
         view = base.VictimView(victim, kv.num_distinct_tokens(victim), kv.num_swap_blocks(victim), kv.cpu_pool.num_available,
                                self.block_bytes)  # fmt: skip
         wanted = policy.mode.mode(view, build.now)
@@ -225,9 +265,11 @@ class Scheduler:
             kv.release_spares(victim)
             self._plan_reattachment(victim)
             victim.status = WAITING
-            self.waiting.add_preempted(victim)
+            self.waiting.add_preempted(victim, build.now)
+        for tell in self._tell_preempted:
+            tell(victim, mode, build.now)
         victim.enter_phase("swapped" if transfers is not None else "preempted", build.now.now_s)
-        build.preempted.append(Preempted(victim.group_id, victim.request_id, mode, wanted, num_computed, num_blocks))
+        build.preempted.append(Preempted(victim.group_id, victim.request_id, mode, wanted, num_computed, num_blocks, cause))
 
     @staticmethod
     def _plan_reattachment(group: SequenceGroup) -> None:
@@ -253,14 +295,23 @@ class Scheduler:
     # ------------------------------------------------------------------- entry
 
     def _may_enter(self, build: PlanBuilder) -> bool:
-        return build.budget > 0 and not (build.preempted and self.running)
+        return build.budget > 0 and not (build.made_room and self.running)
+
+    def _swapped_first(self, build: PlanBuilder) -> bool:
+        """Whether the next swapped group goes before the head of the waiting queue: always, unless the policy sorts them together."""
+        head = None if self.policies.scheduling.preempted_first else self.waiting.head(build.now)
+        if head is None or "waiting" not in build.phases:
+            return True
+        entry = self.waiting.entry
+        self.swapped.sort(key=lambda g: entry(g, build.now)[:2])
+        return entry(self.swapped[0], build.now)[:2] < entry(head, build.now)[:2]
 
     def _num_running_seqs(self) -> int:
         return sum(g.num_sequences for g in self.running)
 
     def _schedule_swapped(self, build: PlanBuilder) -> None:
         """Swapped groups come back, oldest first, while they are admitted and fit."""
-        while self.swapped and self._may_enter(build):
+        while self.swapped and self._may_enter(build) and self._swapped_first(build):
             group = self.swapped[0]
             work = self._work_of(group, build.budget)
             target = max((s.num_computed + n for s, n, _ in work), default=0)
@@ -296,9 +347,11 @@ class Scheduler:
         while len(self.waiting) and self._may_enter(build):
             group = self.waiting.head(build.now)
             assert group is not None
-            if self.swapped:
+            if self.swapped and self._swapped_first(build):
                 return self._block(group, "swapped", build)
             if self._num_running_seqs() + group.num_sequences > self.config.max_num_seqs:
+                if self._displace(group, build):
+                    continue
                 return self._block(group, "max_num_seqs", build)
             seq, kind = group.seqs[0], "new" if group.admission_order < 0 else "resumed"
             # A group that comes back needs a token to compute before it samples: its other sequences branch off there.
@@ -316,6 +369,8 @@ class Scheduler:
                 self._enter(group, kind, work, build, num_cached)
                 continue
             if self.running:
+                if self._displace(group, build):
+                    continue
                 return self._block(group, reason or "blocks", build)
             self.waiting.pop_head()  # the whole pool is its own, and too small
             group.status = FINISHED
@@ -345,6 +400,8 @@ class Scheduler:
         decoding = group.num_output_tokens > 0 and kind == "swapped_in"
         group.enter_phase("decode" if decoding else "prefill", build.now.now_s)
         self.running.append(group)
+        for tell in self._tell_entered:
+            tell(group, kind, build.now)
         cause = {"new": "admit", "resumed": "resume", "swapped_in": "swap_in"}[kind]
         for member in group.seqs:
             if member.table is not None:

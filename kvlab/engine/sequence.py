@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence as Seqs
+
+from kvlab.cache.pool import CachedBlock
 from kvlab.cache.table import BlockTable
 from kvlab.engine.beam import BeamState
 from kvlab.engine.stopping import StopChecker, end_token_ids
@@ -68,6 +72,7 @@ class SequenceGroup:
         self.end_ids = frozenset(end_token_ids(request.sampling, eos_token_ids))
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.seqs: list[Sequence] = []
+        self.pool_blocks: Seqs[CachedBlock] = ()  # the pool's records, to count what is shared and published; the engine sets it
         self.ended_seqs: list[Sequence] = []
         self.beam: BeamState | None = None
         self.is_forked = request.sampling.num_sequences == 1
@@ -107,6 +112,11 @@ class SequenceGroup:
         return max((len(s.tokens) for s in self.seqs), default=self.num_prompt_tokens) - self.num_prompt_tokens
 
     @property
+    def num_all_output_tokens(self) -> int:
+        """Output tokens so far, over live and ended sequences."""
+        return sum(len(s.tokens) - s.num_prompt for s in (*self.seqs, *self.ended_seqs))
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and longest output."""
         return max((len(s.tokens) for s in self.seqs), default=self.num_prompt_tokens)
@@ -115,6 +125,30 @@ class SequenceGroup:
     def num_computed_tokens(self) -> int:
         """Tokens whose KV is in the pool, over all sequences."""
         return sum(s.num_computed for s in self.seqs)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens still to compute, over all sequences."""
+        return sum(len(s.tokens) - s.num_computed for s in self.seqs)
+
+    @property
+    def num_unshared_blocks(self) -> int:
+        """Distinct blocks that no other group holds."""
+        return sum(block.ref_count == held for block, held in self._held_blocks())
+
+    @property
+    def num_published_tokens(self) -> int:
+        """Tokens in its blocks that the prefix cache can find again."""
+        return sum(block.num_tokens for block, _ in self._held_blocks() if block.content)
+
+    def _held_blocks(self) -> Iterator[tuple[CachedBlock, int]]:
+        """(block, how many of its tables hold it), in table order."""
+        held: dict[int, int] = {}
+        if self.status != SWAPPED:
+            for seq in self.seqs:
+                for block_id in seq.table.block_ids if seq.table is not None else ():
+                    held[block_id] = held.get(block_id, 0) + 1
+        return ((self.pool_blocks[block_id], num) for block_id, num in held.items())
 
     @property
     def num_blocks(self) -> int:

@@ -43,6 +43,9 @@ class Group(View):
     num_tokens: int
     num_computed_tokens: int
     num_blocks: int
+    num_uncomputed_tokens: int
+    num_unshared_blocks: int
+    num_published_tokens: int
     num_preemptions: int
     admitted_step: int
     admission_order: int
@@ -122,11 +125,14 @@ def random_groups(rng: Random, num_groups: int, first_id: int = 0) -> list[Group
     groups = []
     for group_id in range(first_id, first_id + num_groups):
         prompt, output = rng.randint(1, 40), rng.choice((0, 0, rng.randint(1, 20)))
+        computed, num_blocks = rng.randint(0, prompt + output), rng.randint(1, 12)
         groups.append(Group(
             group_id=group_id, request_id=f"r{group_id}", arrival_s=rng.choice((0.0, 0.5, 1.0)) * group_id,
             priority=rng.randint(-1, 2), tenant=rng.choice(("", "a", "b")), num_sequences=rng.choice((1, 1, 4)),
             num_prompt_tokens=prompt, num_output_tokens=output, max_tokens=rng.randint(max(1, output), 40),
-            num_tokens=prompt + output, num_computed_tokens=rng.randint(0, prompt + output), num_blocks=rng.randint(1, 12),
+            num_tokens=prompt + output, num_computed_tokens=computed, num_blocks=num_blocks,
+            num_uncomputed_tokens=max(1, prompt + output - computed), num_unshared_blocks=rng.randint(0, num_blocks),
+            num_published_tokens=rng.randint(0, computed),
             num_preemptions=rng.randint(0, 2), admitted_step=rng.randint(0, 9), admission_order=group_id, oracle_reads=[],
         ))  # fmt: skip
     return groups

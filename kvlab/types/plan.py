@@ -79,7 +79,8 @@ class Admitted(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """A group gave way. `mode`: "recompute" or "swap"; `wanted_mode` differs when swap space was short."""
+    """A group gave way. `mode`: "recompute" or "swap"; `wanted_mode` differs when swap space was short. `cause`: "blocks" (a running
+    group could not grow) or "scheduling" (a waiting group was to go first)."""
 
     group_id: int
     request_id: str
@@ -87,6 +88,7 @@ class Preempted(NamedTuple):
     wanted_mode: str
     num_computed_tokens: int
     num_blocks: int
+    cause: str = "blocks"
 
 
 class Blocked(NamedTuple):

@@ -121,6 +121,15 @@ class GroupView(Protocol):
     def num_blocks(self) -> int:
         """Distinct blocks held in the gpu tier."""
     @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens still to compute, over all sequences: 1 for each that decodes, more while a prompt is being computed."""
+    @property
+    def num_unshared_blocks(self) -> int:
+        """Distinct blocks that no other group holds: what the pool regains when it gives way."""
+    @property
+    def num_published_tokens(self) -> int:
+        """Tokens in its blocks that the prefix cache can find again: not lost when it gives way, until they are evicted."""
+    @property
     def num_preemptions(self) -> int:
         """Times it gave way."""
     @property

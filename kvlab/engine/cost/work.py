@@ -1,0 +1,48 @@
+"""What a plan asks of a machine, in counts: what cost models are functions of, and what the steps table keeps for fitting one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvlab.types import Plan
+
+
+class StepWork(NamedTuple):
+    """The work of one step.
+
+    Attributes:
+        num_tokens: tokens computed. num_seqs: sequences they belong to. num_decode_seqs: those of a single new token.
+        num_sampled_seqs: sequences whose last position goes through the output head.
+        num_kv_tokens_read: K and V entries that attention reads: every sequence's context, its new tokens included and those that a
+            compression policy has given up not.
+        num_attention_pairs: query-key pairs: a new token sees the context up to and including itself.
+        num_moved_blocks: blocks swapped in or out. num_copied_blocks: blocks copied within the pool.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    num_decode_seqs: int
+    num_sampled_seqs: int
+    num_kv_tokens_read: int
+    num_attention_pairs: int
+    num_moved_blocks: int
+    num_copied_blocks: int
+
+
+def step_work(plan: Plan) -> StepWork:
+    """Count a plan's work. In the hot path: about 10 us at 128 decoding sequences, so whole columns are summed at once."""
+    num_moved, num_copied = len(plan.swap_in) + len(plan.swap_out), len(plan.copies)
+    if not plan.scheduled:
+        return StepWork(0, 0, 0, 0, 0, 0, num_moved, num_copied)
+    _, first, new, samples, dropped = list(zip(*plan.scheduled, strict=True))[:5]
+    num_tokens, num_seqs = sum(new), len(new)
+    num_keys = num_pairs = sum(first) + num_tokens - sum(dropped)
+    num_decodes = num_seqs
+    if num_tokens != num_seqs:
+        num_decodes = new.count(1)
+        for s in plan.scheduled:
+            n = s.num_new_tokens
+            if n > 1:  # n queries over `end` keys, less what the causal mask hides; one query's worth is counted already
+                end = s.first_position + n - s.num_dropped_tokens
+                num_pairs += (n - 1) * end - n * (n - 1) // 2
+    return StepWork(num_tokens, num_seqs, num_decodes, num_seqs - samples.count(0), num_keys, num_pairs, num_moved, num_copied)
