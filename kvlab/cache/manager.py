@@ -1,4 +1,4 @@
-"""`KVCacheManager`: block tables over the pools. What vLLM calls the block space manager.
+"""`KVCacheManager`: block tables over the pools. What vLLM calls the block space manager. Swap is `kvlab.cache.swap`.
 
 A table maps a sequence's slots to blocks. Slots are counted from the first kept token, positions from the first token:
 
@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvlab.cache.pool import BlockPool, CachedBlock
 from kvlab.cache.shareable import ShareableIndex
+from kvlab.cache.swap import Swapper
 from kvlab.cache.table import BlockTable, Group, Seq, Work
 from kvlab.policies.base import CompressionPolicy, EvictionPolicy, FreeView, LayoutPolicy, PrefixCachePolicy
-from kvlab.types import BlockCopy, BlockTransfer, Now
+from kvlab.types import BlockCopy, Now
 
 
 class KVCacheManager:
@@ -45,7 +46,9 @@ class KVCacheManager:
         self.cause = ""
         """Request on whose behalf blocks change just now, for block events."""
         self._on_event = on_event
-        self._spare_regions: dict[int, list[list[int]]] = {}
+        self.spare: dict[int, list[list[int]]] = {}
+        """Regions set aside for forks, by group id."""
+        self.swapper = Swapper(self)
         self.shareable = ShareableIndex() if track_shareable and prefix_cache.enabled else None
         if self.shareable is not None:
             self.pool.on_forget = self.shareable.discard
@@ -54,7 +57,8 @@ class KVCacheManager:
         """The step and time that policies will see."""
         self.pool.now = self.cpu_pool.now = now
 
-    def _tell(self, kind: str, pool: BlockPool, block_ids: Iterable[int]) -> None:
+    def tell(self, kind: str, pool: BlockPool, block_ids: Iterable[int]) -> None:
+        """Block events, where somebody listens."""
         if self._on_event is not None:
             for block_id in block_ids:
                 self._on_event(kind, pool.tier, pool.blocks[block_id])
@@ -164,7 +168,7 @@ class KVCacheManager:
         seq.num_computed = len(hits) * self.block_size
         seq.table.num_full = len(hits)
         if regions[1:]:
-            self._spare_regions[group.group_id] = regions[1:]
+            self.spare[group.group_id] = regions[1:]
         return True
 
     def _shared_write_block(self, seq: Seq, gone: dict[int, int]) -> int:
@@ -180,25 +184,6 @@ class KVCacheManager:
         block = self.pool.blocks[table.block_ids[i]]
         is_needed = block.content or block.ref_count - gone.get(block.block_id, 0) > 1
         return block.block_id if is_needed else -1
-
-    def num_to_grow_swapped(self, group: Group, work: Work) -> int:
-        """What `num_to_grow` will say once the swapped group is back."""
-        if not self.layout.shares_blocks:
-            return 0
-        held: dict[int, int] = {}
-        for seq in group.seqs:
-            for block_id in seq.table.block_ids if seq.table is not None else ():
-                held[block_id] = held.get(block_id, 0) + 1
-        need = 0
-        for seq, num_tokens in work:
-            table = seq.table
-            assert table is not None
-            need += max(0, -(-(num_tokens - table.capacity) // self.block_size))
-            i = seq.num_computed // self.block_size - table.num_dropped_blocks
-            if i < len(table.block_ids) and held[table.block_ids[i]] > 1:
-                held[table.block_ids[i]] -= 1
-                need += 1
-        return need
 
     def num_to_grow(self, work: Work) -> int:
         """New blocks that `grow(work)` takes: missing ones and copies of shared blocks about to be written."""
@@ -246,7 +231,7 @@ class KVCacheManager:
         table.block_ids[seq.num_computed // self.block_size - table.num_dropped_blocks] = new[0]
         table.num_sent = -1
         self.pending_copies.append((seq.seq_id, source, new[0]))
-        self._tell("copy", self.pool, new)
+        self.tell("copy", self.pool, new)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Copies to do in this step; forgets them."""
@@ -272,7 +257,7 @@ class KVCacheManager:
             if num_tokens % self.block_size:
                 table.tail_shared = source.tail_shared = True
         else:
-            spare = self._spare_regions.get(child.group.group_id)
+            spare = self.spare.get(child.group.group_id)
             region = spare.pop(0) if spare else self.pool.allocate(self.region_blocks(child, num_tokens))
             assert region is not None, "a region per sequence was taken at entry"
             table = BlockTable(region, self.block_size, source.num_dropped_blocks)
@@ -293,12 +278,12 @@ class KVCacheManager:
 
     def spare_regions(self, group: Group) -> list[list[int]]:
         """Regions kept for forks of a group."""
-        return self._spare_regions.get(group.group_id, [])
+        return self.spare.get(group.group_id, [])
 
     def release_spares(self, group: Group) -> None:
         """Give back regions that were kept for forks of a group that has left."""
         self.cause = group.request_id
-        for region in self._spare_regions.pop(group.group_id, []):
+        for region in self.spare.pop(group.group_id, []):
             self.pool.release(reversed(region))
 
     def drop_head(self, seq: Seq) -> None:
@@ -309,133 +294,11 @@ class KVCacheManager:
         if count <= 0 or not self.layout.shares_blocks:
             return
         self.cause = seq.group.request_id
-        self._tell("drop", self.pool, table.block_ids[:count])
+        self.tell("drop", self.pool, table.block_ids[:count])
         self.pool.release(reversed(table.block_ids[:count]))
         del table.block_ids[:count]
         table.num_dropped_blocks += count
         table.num_sent = -1
-
-    # ------------------------------------------------------------------- swap
-
-    def _filled_blocks(self, seqs: Sequence[Seq]) -> dict[int, int]:
-        """Distinct blocks that hold computed tokens -> filled slots, in table order."""
-        filled: dict[int, int] = {}
-        for seq in seqs:
-            if seq.table is None:
-                continue
-            slots = seq.num_computed - seq.table.num_dropped_blocks * self.block_size
-            for i, block_id in enumerate(seq.table.block_ids[: self.num_blocks_for(slots)]):
-                filled[block_id] = max(filled.get(block_id, 0), min(self.block_size, slots - i * self.block_size))
-        return filled
-
-    def num_swap_blocks(self, group: Group) -> int:
-        """Blocks that swapping the group out would move (a shared block once)."""
-        return len(self._filled_blocks(group.seqs))
-
-    def num_distinct_tokens(self, group: Group) -> int:
-        """Computed tokens of the group, those in shared blocks once: what coming back by recompute costs (at most a block's tokens
-        more for each sequence that has copied a block it shared)."""
-        dropped = max((seq.table.num_dropped_blocks for seq in group.seqs if seq.table is not None), default=0)
-        return dropped * self.block_size + sum(self._filled_blocks(group.seqs).values())
-
-    def swap_out(self, group: Group) -> tuple[BlockTransfer, ...] | None:
-        """Move the group's filled blocks to the cpu tier; None, and nothing changed, when there is no room."""
-        filled = self._filled_blocks(group.seqs)
-        self.cause = group.request_id
-        cpu_ids = self.cpu_pool.allocate(len(filled))
-        if cpu_ids is None:
-            return None
-        self._tell("swap_out", self.pool, filled)
-        to_cpu = dict(zip(filled, cpu_ids, strict=True))
-        # A block whose copy is still to be done has its content in the copy's source, which is intact until copies run.
-        pending = {destination: source for _, source, destination in self.pending_copies}
-        transfers = tuple(BlockTransfer("gpu", pending.get(b, b), "cpu", to_cpu[b], filled[b]) for b in filled)
-        for seq in group.seqs:
-            table = seq.table
-            if table is None:
-                continue
-            kept = [to_cpu[b] for b in table.block_ids if b in to_cpu]
-            dropped, computed = table.num_dropped_blocks, seq.num_computed
-            self.release(seq, preempted=True)
-            seq.table = BlockTable(kept, self.block_size, dropped)
-            seq.num_computed = computed
-        self.release_spares(group)
-        return transfers
-
-    def swapped_block_ids(self, group: Group) -> list[int]:
-        """Distinct cpu blocks of a swapped group, in table order."""
-        return list(dict.fromkeys(b for seq in group.seqs if seq.table is not None for b in seq.table.block_ids))
-
-    def can_swap_in(self, group: Group, extra_blocks: int) -> bool:
-        """Whether the group's blocks and `extra_blocks` for its next tokens fit."""
-        if self.layout.shares_blocks:
-            return len(self.swapped_block_ids(group)) + extra_blocks <= self.pool.num_available
-        return self.can_enter(group, [], group.seqs[0].num_computed)
-
-    def swap_in(self, group: Group) -> tuple[BlockTransfer, ...] | None:
-        """Bring a swapped group back; None, and nothing changed, when it does not fit."""
-        if not self.can_swap_in(group, 0):
-            return None
-        self.cause = group.request_id
-        if not self.layout.shares_blocks:
-            return self._swap_in_regions(group)
-        cpu_ids = self.swapped_block_ids(group)
-        gpu_ids = self.pool.allocate(len(cpu_ids))
-        assert gpu_ids is not None, "counted before"
-        to_gpu = dict(zip(cpu_ids, gpu_ids, strict=True))
-        filled = self._filled_blocks(group.seqs)
-        transfers = tuple(BlockTransfer("cpu", c, "gpu", to_gpu[c], filled[c]) for c in cpu_ids)
-        self._tell("swap_in", self.pool, gpu_ids)
-        held: dict[int, int] = {}
-        for seq in group.seqs:
-            if seq.table is None:
-                continue
-            for cpu_id in seq.table.block_ids:
-                held[cpu_id] = held.get(cpu_id, 0) + 1
-                if held[cpu_id] > 1:
-                    self.pool.share(to_gpu[cpu_id])
-            seq.table = BlockTable([to_gpu[c] for c in seq.table.block_ids], self.block_size, seq.table.num_dropped_blocks)
-            seq.table.tail_shared = len(group.seqs) > 1
-        self.cpu_pool.release(reversed(cpu_ids))
-        return transfers
-
-    def transfers_for_copies(self, group: Group, transfers: Sequence[BlockTransfer]) -> tuple[BlockTransfer, ...]:
-        """The copies of a group that comes back in this step, as transfers of their own: copies are done before blocks come back."""
-        back = {t.destination: t for t in transfers}
-        own = {seq.seq_id for seq in group.seqs}
-        moved = tuple(back[source]._replace(destination=to) for seq_id, source, to in self.pending_copies if seq_id in own)
-        self.pending_copies = [copy for copy in self.pending_copies if copy[0] not in own]
-        return moved
-
-    def _swap_in_regions(self, group: Group) -> tuple[BlockTransfer, ...] | None:
-        filled = self._filled_blocks(group.seqs)
-        regions: list[list[int]] = []
-        for _ in range(group.num_sequences):
-            region = self.pool.allocate(self.region_blocks(group.seqs[0], group.seqs[0].num_computed))
-            if region is None:
-                for taken in regions:
-                    self.pool.release(reversed(taken))
-                return None
-            regions.append(region)
-        transfers: list[BlockTransfer] = []
-        for seq in [s for s in group.seqs if s.table is not None]:
-            assert seq.table is not None
-            region = regions.pop(0)
-            transfers += [BlockTransfer("cpu", c, "gpu", g, filled[c]) for c, g in zip(seq.table.block_ids, region, strict=False)]
-            self._tell("swap_in", self.pool, region[: len(seq.table.block_ids)])
-            self.cpu_pool.release(reversed(seq.table.block_ids))
-            seq.table = BlockTable(region, self.block_size, seq.table.num_dropped_blocks)
-        if regions:
-            self._spare_regions[group.group_id] = regions
-        return tuple(transfers)
-
-    def release_swapped(self, group: Group) -> None:
-        """Let go of a swapped group's cpu blocks (abort)."""
-        self.cause = group.request_id
-        self.cpu_pool.release(reversed(self.swapped_block_ids(group)))
-        for seq in group.seqs:
-            seq.table = None
-            seq.num_computed = 0
 
 
 class _AnyPlace(LayoutPolicy):

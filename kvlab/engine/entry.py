@@ -35,7 +35,7 @@ class Entry:
         if self.kind == "swapped_in":
             held = [s.table for s in group.seqs if s.table is not None]
             grown = sum(max(0, -(-(num_tokens - table.capacity) // kv.block_size)) for table in held)
-            return len(kv.swapped_block_ids(group)) + grown + self._unattached_blocks(num_tokens)
+            return len(kv.swapper.swapped_block_ids(group)) + grown + self._unattached_blocks(num_tokens)
         return max(0, kv.num_blocks_for(num_tokens) - len(self.hits)) + self._unattached_blocks(num_tokens)
 
     def _unattached_blocks(self, num_tokens: int) -> int:

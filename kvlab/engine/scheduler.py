@@ -238,7 +238,7 @@ class Scheduler:
     def _preempt(self, victim: SequenceGroup, build: PlanBuilder, cause: str = "blocks") -> None:
         policy, kv = self.policies.preemption, self.kv
         build.made_room |= cause == "blocks"
-        view = base.VictimView(victim, kv.num_distinct_tokens(victim), kv.num_swap_blocks(victim), kv.cpu_pool.num_available,
+        view = base.VictimView(victim, kv.swapper.num_distinct_tokens(victim), kv.swapper.num_swap_blocks(victim), kv.cpu_pool.num_available,
                                self.block_bytes)  # fmt: skip
         wanted = policy.mode.mode(view, build.now)
         if wanted not in ("recompute", "swap"):
@@ -248,7 +248,7 @@ class Scheduler:
         for seq in victim.seqs:
             build.forget(seq)
         # Swap space that is read in this step must not be written in it: blocks go out before others come back.
-        transfers = kv.swap_out(victim) if wanted == "swap" and not build.swap_in else None
+        transfers = kv.swapper.swap_out(victim) if wanted == "swap" and not build.swap_in else None
         build.stay_out(victim)
         mode = "recompute" if transfers is None else "swap"
         self.running.remove(victim)
@@ -322,9 +322,9 @@ class Scheduler:
             if self._num_running_seqs() + group.num_sequences > self.config.max_num_seqs:
                 return self._block(group, "max_num_seqs", build)
             reason = self._admission(entry, build.now)
-            if not reason and not self.kv.can_swap_in(group, self.kv.num_to_grow_swapped(group, growth)):
+            if not reason and not self.kv.swapper.can_swap_in(group, self.kv.swapper.num_to_grow_swapped(group, growth)):
                 reason = "blocks"
-            transfers = None if reason else self.kv.swap_in(group)
+            transfers = None if reason else self.kv.swapper.swap_in(group)
             if transfers is None:
                 if self.running or build.work:
                     return self._block(group, reason or "blocks", build)
@@ -332,13 +332,13 @@ class Scheduler:
             grown = self.kv.grow(growth)
             assert grown, "counted with the entry"
             self.swapped.pop(0)
-            build.swap_in += (*transfers, *self.kv.transfers_for_copies(group, transfers))
+            build.swap_in += (*transfers, *self.kv.swapper.transfers_for_copies(group, transfers))
             self._enter(group, "swapped_in", work, build, group.seqs[0].num_computed)
 
     def _give_up_swap(self, group: SequenceGroup, build: PlanBuilder) -> None:
         """Nothing runs and the group with its next tokens does not fit: it has outgrown the pool."""
         self.swapped.remove(group)
-        self.kv.release_swapped(group)
+        self.kv.swapper.release_swapped(group)
         group.status = FINISHED
         build.ended.append((group.group_id, group.request_id, "kv_capacity"))
 
@@ -420,7 +420,7 @@ class Scheduler:
             self.running = [g for g in self.running if g is not group]
         elif group.status == SWAPPED:
             self.swapped.remove(group)
-            self.kv.release_swapped(group)
+            self.kv.swapper.release_swapped(group)
         elif group.status == WAITING:
             self.waiting.remove(group)
         if group.status == RUNNING:

@@ -36,7 +36,7 @@ def check_drained(engine: Engine) -> None:
     for pool in (kv.pool, kv.cpu_pool):
         assert pool.num_used == 0, f"{pool.num_used} blocks of tier {pool.tier} are held by nobody's table"
     assert not kv.pending_copies, f"copies {kv.pending_copies} of nobody"
-    assert not kv._spare_regions, f"regions of groups {sorted(kv._spare_regions)} are kept for nobody"
+    assert not kv.spare, f"regions of groups {sorted(kv.spare)} are kept for nobody"
     assert not engine.scheduler.forked, "the runner is to start sequences that have ended"
 
 

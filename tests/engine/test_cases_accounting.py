@@ -37,7 +37,7 @@ def _snapshot(engine: Engine) -> tuple[Any, ...]:
     return [
         (pool.free.lowest(pool.num_blocks), [(b.ref_count, b.content, b.num_hits) for b in pool.blocks], pool.tick, pool.num_evicted)
         for pool in (kv.pool, kv.cpu_pool)
-    ], tables, list(kv.pending_copies), {k: list(v) for k, v in kv._spare_regions.items()}  # fmt: skip
+    ], tables, list(kv.pending_copies), {k: list(v) for k, v in kv.spare.items()}  # fmt: skip
 
 
 class Watch:
@@ -47,12 +47,13 @@ class Watch:
         self.engine = engine
         self.results: Counter[tuple[str, bool]] = Counter()
         kv = engine.kv
-        for name, predicate in (("enter", kv.can_enter), ("grow", kv.can_grow), ("swap_in", lambda group: kv.can_swap_in(group, 0))):
-            self._wrap(name, predicate)
-        self._wrap("swap_out", lambda group: kv.num_swap_blocks(group) <= kv.cpu_pool.num_available)
+        self._wrap(kv, "enter", kv.can_enter)
+        self._wrap(kv, "grow", kv.can_grow)
+        self._wrap(kv.swapper, "swap_in", lambda group: kv.swapper.can_swap_in(group, 0))
+        self._wrap(kv.swapper, "swap_out", lambda group: kv.swapper.num_swap_blocks(group) <= kv.cpu_pool.num_available)
 
-    def _wrap(self, name: str, predicate: Any) -> None:
-        action = getattr(self.engine.kv, name)
+    def _wrap(self, owner: Any, name: str, predicate: Any) -> None:
+        action = getattr(owner, name)
 
         def watched(*arguments: Any) -> Any:
             promised, before = bool(predicate(*arguments)), _snapshot(self.engine)
@@ -68,7 +69,7 @@ class Watch:
             self.results[name, promised] += 1
             return done
 
-        setattr(self.engine.kv, name, watched)
+        setattr(owner, name, watched)
 
 
 @pytest.mark.parametrize("layout", policy_names("layout"))

@@ -1,0 +1,158 @@
+"""Swap: a whole group's filled blocks go to the cpu tier and come back. One kind of transfer between tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvlab.cache.table import BlockTable, Group, Seq, Work
+from kvlab.types import BlockTransfer
+
+if TYPE_CHECKING:
+    from kvlab.cache.manager import KVCacheManager
+
+
+class Swapper:
+    """Moves groups between the tiers of a `KVCacheManager`. Failure is a value and changes nothing."""
+
+    def __init__(self, kv: KVCacheManager) -> None:
+        self._kv = kv
+
+    def num_to_grow_swapped(self, group: Group, work: Work) -> int:
+        """What `num_to_grow` will say once the swapped group is back."""
+        if not self._kv.layout.shares_blocks:
+            return 0
+        held: dict[int, int] = {}
+        for seq in group.seqs:
+            for block_id in seq.table.block_ids if seq.table is not None else ():
+                held[block_id] = held.get(block_id, 0) + 1
+        need = 0
+        for seq, num_tokens in work:
+            table = seq.table
+            assert table is not None
+            need += max(0, -(-(num_tokens - table.capacity) // self._kv.block_size))
+            i = seq.num_computed // self._kv.block_size - table.num_dropped_blocks
+            if i < len(table.block_ids) and held[table.block_ids[i]] > 1:
+                held[table.block_ids[i]] -= 1
+                need += 1
+        return need
+
+    def _filled_blocks(self, seqs: Sequence[Seq]) -> dict[int, int]:
+        """Distinct blocks that hold computed tokens -> filled slots, in table order."""
+        filled: dict[int, int] = {}
+        for seq in seqs:
+            if seq.table is None:
+                continue
+            slots = seq.num_computed - seq.table.num_dropped_blocks * self._kv.block_size
+            for i, block_id in enumerate(seq.table.block_ids[: self._kv.num_blocks_for(slots)]):
+                filled[block_id] = max(filled.get(block_id, 0), min(self._kv.block_size, slots - i * self._kv.block_size))
+        return filled
+
+    def num_swap_blocks(self, group: Group) -> int:
+        """Blocks that swapping the group out would move (a shared block once)."""
+        return len(self._filled_blocks(group.seqs))
+
+    def num_distinct_tokens(self, group: Group) -> int:
+        """Computed tokens of the group, those in shared blocks once: what coming back by recompute costs (at most a block's tokens
+        more for each sequence that has copied a block it shared)."""
+        dropped = max((seq.table.num_dropped_blocks for seq in group.seqs if seq.table is not None), default=0)
+        return dropped * self._kv.block_size + sum(self._filled_blocks(group.seqs).values())
+
+    def swap_out(self, group: Group) -> tuple[BlockTransfer, ...] | None:
+        """Move the group's filled blocks to the cpu tier; None, and nothing changed, when there is no room."""
+        filled = self._filled_blocks(group.seqs)
+        self._kv.cause = group.request_id
+        cpu_ids = self._kv.cpu_pool.allocate(len(filled))
+        if cpu_ids is None:
+            return None
+        self._kv.tell("swap_out", self._kv.pool, filled)
+        to_cpu = dict(zip(filled, cpu_ids, strict=True))
+        # A block whose copy is still to be done has its content in the copy's source, which is intact until copies run.
+        pending = {destination: source for _, source, destination in self._kv.pending_copies}
+        transfers = tuple(BlockTransfer("gpu", pending.get(b, b), "cpu", to_cpu[b], filled[b]) for b in filled)
+        for seq in group.seqs:
+            table = seq.table
+            if table is None:
+                continue
+            kept = [to_cpu[b] for b in table.block_ids if b in to_cpu]
+            dropped, computed = table.num_dropped_blocks, seq.num_computed
+            self._kv.release(seq, preempted=True)
+            seq.table = BlockTable(kept, self._kv.block_size, dropped)
+            seq.num_computed = computed
+        self._kv.release_spares(group)
+        return transfers
+
+    def swapped_block_ids(self, group: Group) -> list[int]:
+        """Distinct cpu blocks of a swapped group, in table order."""
+        return list(dict.fromkeys(b for seq in group.seqs if seq.table is not None for b in seq.table.block_ids))
+
+    def can_swap_in(self, group: Group, extra_blocks: int) -> bool:
+        """Whether the group's blocks and `extra_blocks` for its next tokens fit."""
+        if self._kv.layout.shares_blocks:
+            return len(self.swapped_block_ids(group)) + extra_blocks <= self._kv.pool.num_available
+        return self._kv.can_enter(group, [], group.seqs[0].num_computed)
+
+    def swap_in(self, group: Group) -> tuple[BlockTransfer, ...] | None:
+        """Bring a swapped group back; None, and nothing changed, when it does not fit."""
+        if not self.can_swap_in(group, 0):
+            return None
+        self._kv.cause = group.request_id
+        if not self._kv.layout.shares_blocks:
+            return self._swap_in_regions(group)
+        cpu_ids = self.swapped_block_ids(group)
+        gpu_ids = self._kv.pool.allocate(len(cpu_ids))
+        assert gpu_ids is not None, "counted before"
+        to_gpu = dict(zip(cpu_ids, gpu_ids, strict=True))
+        filled = self._filled_blocks(group.seqs)
+        transfers = tuple(BlockTransfer("cpu", c, "gpu", to_gpu[c], filled[c]) for c in cpu_ids)
+        self._kv.tell("swap_in", self._kv.pool, gpu_ids)
+        held: dict[int, int] = {}
+        for seq in group.seqs:
+            if seq.table is None:
+                continue
+            for cpu_id in seq.table.block_ids:
+                held[cpu_id] = held.get(cpu_id, 0) + 1
+                if held[cpu_id] > 1:
+                    self._kv.pool.share(to_gpu[cpu_id])
+            seq.table = BlockTable([to_gpu[c] for c in seq.table.block_ids], self._kv.block_size, seq.table.num_dropped_blocks)
+            seq.table.tail_shared = len(group.seqs) > 1
+        self._kv.cpu_pool.release(reversed(cpu_ids))
+        return transfers
+
+    def transfers_for_copies(self, group: Group, transfers: Sequence[BlockTransfer]) -> tuple[BlockTransfer, ...]:
+        """The copies of a group that comes back in this step, as transfers of their own: copies are done before blocks come back."""
+        back = {t.destination: t for t in transfers}
+        own = {seq.seq_id for seq in group.seqs}
+        moved = tuple(back[source]._replace(destination=to) for seq_id, source, to in self._kv.pending_copies if seq_id in own)
+        self._kv.pending_copies = [copy for copy in self._kv.pending_copies if copy[0] not in own]
+        return moved
+
+    def _swap_in_regions(self, group: Group) -> tuple[BlockTransfer, ...] | None:
+        filled = self._filled_blocks(group.seqs)
+        regions: list[list[int]] = []
+        for _ in range(group.num_sequences):
+            region = self._kv.pool.allocate(self._kv.region_blocks(group.seqs[0], group.seqs[0].num_computed))
+            if region is None:
+                for taken in regions:
+                    self._kv.pool.release(reversed(taken))
+                return None
+            regions.append(region)
+        transfers: list[BlockTransfer] = []
+        for seq in [s for s in group.seqs if s.table is not None]:
+            assert seq.table is not None
+            region = regions.pop(0)
+            transfers += [BlockTransfer("cpu", c, "gpu", g, filled[c]) for c, g in zip(seq.table.block_ids, region, strict=False)]
+            self._kv.tell("swap_in", self._kv.pool, region[: len(seq.table.block_ids)])
+            self._kv.cpu_pool.release(reversed(seq.table.block_ids))
+            seq.table = BlockTable(region, self._kv.block_size, seq.table.num_dropped_blocks)
+        if regions:
+            self._kv.spare[group.group_id] = regions
+        return tuple(transfers)
+
+    def release_swapped(self, group: Group) -> None:
+        """Let go of a swapped group's cpu blocks (abort)."""
+        self._kv.cause = group.request_id
+        self._kv.cpu_pool.release(reversed(self.swapped_block_ids(group)))
+        for seq in group.seqs:
+            seq.table = None
+            seq.num_computed = 0
