@@ -24,6 +24,7 @@ _SUBPACKAGES = ("analysis", "policies", "replay", "testing", "trace")
 # name -> module that defines it. Modules are not called like the functions they hold: importing one would hide the function.
 _LAZY = {
     "LLM": "kvlab.llm",
+    "calibrate": "kvlab.calibration",
     "GenerationOutput": "kvlab.llm",
     "Run": "kvlab.results",
     "Runs": "kvlab.results",
@@ -37,6 +38,7 @@ _LAZY = {
 }
 
 if TYPE_CHECKING:
+    from kvlab.calibration import calibrate as calibrate
     from kvlab.composition import compose as compose
     from kvlab.llm import LLM as LLM
     from kvlab.llm import GenerationOutput as GenerationOutput
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from kvlab.types import UserError as UserError
 
 __all__ = [
-    "LLM", "GenerationOutput", "Request", "Run", "Runs", "SamplingParams", "UserError", "__version__", "compose", "load_runs",
+    "LLM", "GenerationOutput", "Request", "Run", "Runs", "SamplingParams", "UserError", "__version__", "calibrate", "compose", "load_runs",
     "run", "sweep",
 ]  # fmt: skip
 

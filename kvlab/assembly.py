@@ -14,7 +14,7 @@ import torch
 from kvlab.config import SEAMS, build
 from kvlab.engine.clock import Clock, VirtualClock, WallClock
 from kvlab.engine.config import EngineConfig, PolicySet
-from kvlab.engine.cost import CostModel, ModelShape
+from kvlab.engine.cost import CostModel, Fitted, ModelShape
 from kvlab.engine.engine import Engine
 from kvlab.engine.runners.base import Runner
 from kvlab.engine.runners.recorded import RecordedRunner
@@ -40,6 +40,7 @@ class Parts:
     Attributes:
         shape: sizes of the model. dtype: what it computes in. checksum: of its weights. device: in words.
         memory_device: where the KV pool lies, for `num_blocks` from free memory; None: no memory to measure.
+        notes: what a reader of the results should know, a sentence each.
     """
 
     runner: Runner
@@ -51,6 +52,7 @@ class Parts:
     device: str
     checksum: str
     memory_device: torch.device | None = None
+    notes: tuple[str, ...] = ()
 
 
 def cached_model(config: Mapping[str, Any], spec: ModelSpec) -> LoadedModel:
@@ -85,10 +87,12 @@ def simulated_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
     """runner=simulated: a cost model in place of a model; texts become bytes, since there is no tokenizer."""
     shape = spec.shape()
     dtype = _stated_dtype(config, shape)
-    cost = build(config["cost_model"])
+    cost = build(config["cost_model"], config=config)
     if not isinstance(cost, CostModel):
         raise UserError(f"cost_model = {config['cost_model']!r} is no kvlab.engine.cost.CostModel.")
-    return Parts(SimulatedRunner(shape.vocab_size, cost), VirtualClock(), shape, None, shape.eos_token_ids, dtype, "simulated", "none")
+    notes = (cost.fit.sentence(),) if isinstance(cost, Fitted) else ()
+    return Parts(SimulatedRunner(shape.vocab_size, cost), VirtualClock(), shape, None, shape.eos_token_ids, dtype, "simulated", "none",
+                 notes=notes)  # fmt: skip
 
 
 def recorded_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
@@ -108,9 +112,10 @@ def _stated_dtype(config: Mapping[str, Any], shape: LlamaConfig, default: str = 
 
 def _cost_shape(shape: LlamaConfig, dtype: str, kv_dtype: str, block_size: int) -> ModelShape:
     """What a cost model is told; an input embedding that isn't the output's too is looked up, not multiplied."""
-    computed = shape.num_parameters - (0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size)
+    head = shape.vocab_size * shape.hidden_size
+    layers = shape.num_parameters - head * (1 if shape.tie_word_embeddings else 2)
     kv_bytes = kv_bytes_per_token(shape, kv_dtype)
-    return ModelShape(computed, shape.num_parameters * itemsize(dtype), kv_bytes,
+    return ModelShape(layers, head, itemsize(dtype), shape.num_layers, kv_bytes,
                       4 * shape.num_layers * shape.num_heads * shape.head_dim, kv_bytes * block_size)  # fmt: skip
 
 

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from kvlab.assembly import Parts, check_early, engine_config, make_engine, policy_objects, policy_set
+from kvlab.calibration import describe_cost
 from kvlab.config import build, check_config, describe, identity, to_plain
 from kvlab.engine import driver
 from kvlab.engine.config import PolicySet
+from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.model.loading import ModelSpec
 from kvlab.progress import Progress
 from kvlab.results import Run
@@ -96,6 +98,8 @@ def run(
             _serve(setup, parts, out, [recorder, *listeners], progress, name)
             recorder.close()
             summary = summarize(recorder.steps(), recorder.requests(), Goals(**plain.get("goals", {})))
+            if isinstance(parts.runner, SimulatedRunner):
+                summary["step_cost"] = describe_cost(parts.runner.cost, recorder.steps())
             _refuse_nothing_served(summary, recorder)
             out.finish(summary)
             _log.info("finished: %d requests, %d steps", summary["num_requests"], summary["num_steps"])
@@ -104,7 +108,7 @@ def run(
             out.fail(error, _what_there_is(recorder))
             raise
     done = Run.load(out.path, name or out.path.name)
-    done.notes += [note for note in setup.workload.notes if note not in done.notes]
+    done.notes += [note for note in (*setup.workload.notes, *parts.notes) if note not in done.notes]
     return done
 
 
@@ -119,12 +123,14 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
     setup.workload.start(context)
     shown = _yaml(config | _described(setup.given))
     key = identity(config, parts.checksum, setup.given)
-    out.start(shown, parts.device, name=name, identity=key, notes=setup.workload.notes)
+    out.start(shown, parts.device, name=name, identity=key, notes=[*setup.workload.notes, *parts.notes])
     engine = make_engine(sizes, setup.policies, parts, listeners)
     _log.info("%s on %s: %d blocks of %d tokens, max_model_len %d", parts.dtype, parts.device, sizes.num_blocks, sizes.block_size,
               sizes.max_model_len)  # fmt: skip
     for note in setup.workload.notes:
         _log.info("workload: %s", note)
+    for note in parts.notes:
+        _log.info("cost model: %s", note)
     with Progress(setup.workload.num_requests, name or "run", "req", progress) as bar:
 
         def show(state: driver.Progress) -> None:

@@ -11,8 +11,9 @@ from kvlab.types import BlockEvent, StepStats
 
 STEP_COLUMNS = [
     "step", "now_s", "num_running_reqs", "num_waiting_reqs", "num_swapped_reqs", "num_running_seqs", "num_ctx_tokens",
-    "num_generation_tokens", "num_prompt_tokens_computed", "num_output_tokens", "kv_blocks_total", "kv_blocks_used",
-    "kv_blocks_evictable", "kv_blocks_free", "cpu_blocks_total", "cpu_blocks_used", "internal_fragmentation_tokens",
+    "num_generation_tokens", "num_prompt_tokens_computed", "num_output_tokens", "num_scheduled_seqs",
+    "num_decode_seqs", "num_kv_tokens_read", "num_attention_pairs", "kv_blocks_total", "kv_blocks_used", "kv_blocks_evictable",
+    "kv_blocks_free", "cpu_blocks_total", "cpu_blocks_used", "internal_fragmentation_tokens",
     "prefix_cache_queries", "prefix_cache_hits", "preempted_queries", "preempted_hits", "num_preemptions",
     "num_evicted_blocks", "swapped_in_blocks", "swapped_out_blocks", "cow_copies", "recomputed_tokens",
     "admission_blocked_by", "watermark_blocks", "shared_blocks_saved", "schedule_ms", "execute_ms", "commit_ms", "end_s",

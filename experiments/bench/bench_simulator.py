@@ -20,7 +20,7 @@ from kvlab.trace import Recorder
 from kvlab.workload.azure import AzureWorkload
 from kvlab.workload.base import WorkloadContext
 
-LLAMA3_8B = ModelShape(8_030_261_248, 16_060_522_496, 131_072, 4 * 32 * 32 * 128, 131_072 * 16)
+LLAMA3_8B = ModelShape(6_979_588_096, 525_336_576, 2, 32, 131_072, 4 * 32 * 32 * 128, 131_072 * 16)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvlab.cache.manager import KVCacheManager
 from kvlab.engine.commit import StepCounts
+from kvlab.engine.cost.work import step_work
 from kvlab.engine.scheduler import Scheduler
 from kvlab.engine.sequence import Sequence, SequenceGroup
 from kvlab.model.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ class StatsMaker:
         scheduler, pool, cpu = self._scheduler, self._kv.pool, self._kv.cpu_pool
         num_seqs, num_ctx, wasted, saved = self._occupancy()
         evicted, self._num_evicted = pool.num_evicted - self._num_evicted, pool.num_evicted
+        work = step_work(plan)
         queries = hits = again_queries = again_hits = 0
         for admitted in plan.admitted:
             if admitted.kind == "new":
@@ -33,7 +35,8 @@ class StatsMaker:
                 again_hits += admitted.num_cached_tokens
         return StepStats(
             plan.step, plan.now_s, len(scheduler.running), len(scheduler.waiting), len(scheduler.swapped), num_seqs, num_ctx,
-            counts.generation, counts.prompt_computed, counts.output, pool.num_blocks, pool.num_used, pool.num_evictable, pool.num_free,
+            counts.generation, counts.prompt_computed, counts.output, work.num_seqs, work.num_decode_seqs, work.num_kv_tokens_read,
+            work.num_attention_pairs, pool.num_blocks, pool.num_used, pool.num_evictable, pool.num_free,
             cpu.num_blocks, cpu.num_used, wasted, queries, hits, again_queries, again_hits, len(plan.preempted), evicted,
             len(plan.swap_in), len(plan.swap_out), len(plan.copies), counts.recomputed,
             plan.blocked[0].by if plan.blocked else "", plan.watermark_blocks, saved, schedule_s * 1e3, execute_s * 1e3, commit_s * 1e3,

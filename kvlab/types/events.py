@@ -40,6 +40,10 @@ class StepStats(NamedTuple):
     num_generation_tokens: int
     num_prompt_tokens_computed: int
     num_output_tokens: int
+    num_scheduled_seqs: int
+    num_decode_seqs: int
+    num_kv_tokens_read: int
+    num_attention_pairs: int
     kv_blocks_total: int
     kv_blocks_used: int
     kv_blocks_evictable: int

@@ -138,7 +138,7 @@ def nonnegative_least_squares(a: Array, b: Array) -> Array:
     """
     scale = np.abs(a).max(axis=0)
     used = np.flatnonzero(scale)
-    triangle = np.linalg.qr(np.column_stack([a[:, used] / scale[used], b]), mode="r")
+    triangle: Array = np.asarray(np.linalg.qr(np.column_stack([a[:, used] / scale[used], b]), mode="r"))
     columns, target = triangle[:, :-1], triangle[:, -1]
     best, best_error = np.zeros(len(used)), float(np.linalg.norm(target))
     for size in range(1, len(used) + 1):
