@@ -5,10 +5,12 @@ Nothing here needs Hydra: `kvlab.composition` makes configurations from the grou
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import inspect
 import json
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,8 +26,8 @@ SEAMS = (
 PARTS = ("model", "runner", "cost_model", "workload")
 """The groups that choose anything else."""
 
-NOT_IDENTITY = ("hydra", "name", "threads")
-"""Keys that change where or how fast a run goes, not what it is."""
+NOT_IDENTITY = ("hydra", "name", "threads", "record")
+"""Keys that change where or how fast a run goes and what is written of it, not what it is."""
 
 DTYPES = ("auto", "float64", "float32", "float16", "bfloat16")
 
@@ -225,22 +227,62 @@ def describe(policy: Any) -> dict[str, Any]:
 def identity(config: Mapping[str, Any], model_checksum: str, policies: Mapping[str, Any] | None = None) -> str | None:
     """What makes two runs the same experiment, in 16 hex digits: configuration, version, model, source of foreign classes.
 
-    `policies`: objects given in place of configured ones. None where a class has no source: such a run is taken for no other.
+    `policies`: objects given in place of configured ones; all their attributes count, as they are after `reset()`. None where a class
+    has no source or an attribute no value that could be compared: such a run is taken for no other.
     """
     sources: dict[str, str] = {}
     for target in _targets({k: v for k, v in config.items() if k not in (policies or {})}):
         sources[target] = _digest_or_none(find_class(target)) or ""
         if _digest_or_none(find_class(target)) is None:
             return None
-    for seam, policy in (policies or {}).items():
-        digest = _digest_or_none(type(policy))
-        if digest is None:
-            return None
-        parameters = sorted(vars(policy).items(), key=lambda item: item[0])
-        sources[seam] = f"{type(policy).__qualname__} {digest} {parameters!r}"
+    try:
+        sources |= {seam: json.dumps(_facts(_as_new(policy)), sort_keys=True) for seam, policy in (policies or {}).items()}
+    except (_NoFactsError, RecursionError):
+        return None
     kept = {k: v for k, v in config.items() if k not in NOT_IDENTITY and k not in (policies or {})}
     text = json.dumps([kept, __version__, model_checksum, sources], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _NoFactsError(Exception):
+    """Something whose value can't be compared between two runs."""
+
+
+def _as_new(policy: Any) -> Any:
+    """A copy without the state of an earlier run."""
+    try:
+        policy = copy.deepcopy(policy)
+    except Exception as error:  # whatever a foreign class raises: it can't be looked at
+        raise _NoFactsError from error
+    if hasattr(policy, "reset"):
+        policy.reset()
+    return policy
+
+
+def _facts(value: Any) -> Any:
+    """A value as JSON: plain values as they are, objects by class, source and attributes, functions by source."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if isinstance(value, (list, tuple, deque)):
+        return [_facts(part) for part in value]
+    if isinstance(value, Mapping):
+        return {"mapping": [[_facts(key), _facts(part)] for key, part in value.items()]}
+    if isinstance(value, (set, frozenset)):
+        return {"set": sorted(json.dumps(_facts(part), sort_keys=True) for part in value)}
+    made_by = value if inspect.isclass(value) or inspect.isfunction(value) else type(value)
+    digest = _digest_or_none(made_by)
+    attributes = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if hasattr(value, name)]
+    if digest is None or (made_by is not value and not hasattr(value, "__dict__") and not attributes):
+        raise _NoFactsError
+    named = f"{made_by.__module__}.{made_by.__qualname__} {digest}"
+    if inspect.isfunction(value):
+        return [named, _facts(value.__defaults__), [_facts(cell.cell_contents) for cell in value.__closure__ or ()]]
+    if made_by is value:
+        return named
+    kept = {**{name: getattr(value, name) for name in attributes}, **getattr(value, "__dict__", {})}
+    return {named: {name: _facts(part) for name, part in sorted(kept.items())}}
 
 
 def _targets(node: Any) -> list[str]:

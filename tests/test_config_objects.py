@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,37 @@ def test_identity_follows_the_source_of_foreign_classes(tmp_path, monkeypatch: p
     assert found[0] != found[1]
     objects = [identity(config(), "weights", {"eviction": Random(seed)}) for seed in (1, 1, 2)]
     assert objects[0] == objects[1] != objects[2]
+
+
+class Scored(Random):
+    """A policy with parts: an object, a function, and state that a run changes."""
+
+    def __init__(self, weight: float, score: Callable[[int], float]) -> None:
+        super().__init__(0)
+        self.inner = Random(1)
+        self.weights = {"depth": weight}
+        self.score = score
+
+
+def scored(weight: float, factor: float, **more: object) -> str | None:
+    policy = Scored(weight, lambda depth: factor * depth)
+    for name, value in more.items():
+        setattr(policy, name, value)
+    return identity(config(record={"blocks": weight == 1.5}), "weights", {"eviction": policy})
+
+
+def test_equal_policy_objects_are_one_experiment_whatever_they_are_made_of() -> None:
+    """Nested objects, mappings, functions with what they close over; neither addresses nor the state of an earlier run count."""
+    base = scored(1.5, 2.0)
+    assert base is not None
+    assert scored(1.5, 2.0) == base
+    assert scored(1.5, 2.0, _candidates=[3, 4]) == base  # reset() takes it back
+    assert len({base, scored(2.5, 2.0), scored(1.5, 3.0), scored(1.5, 2.0, extra=1)}) == 4
+    assert scored(1.5, 2.0, lock=threading.Lock()) is None
+
+
+def test_what_is_recorded_of_a_run_is_no_part_of_its_identity() -> None:
+    assert identity(config(record={"blocks": True}), "weights") == identity(config(record={"blocks": False}), "weights")
 
 
 def test_a_class_without_source_has_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
