@@ -88,7 +88,7 @@ def held_out_steps(num_steps: int) -> npt.NDArray[np.bool_]:
 
 
 def fit_steps(work: Array, seconds: Array, source: str) -> Fit:
-    """Non-negative least squares of the relative errors.
+    """Non-negative least squares of the relative errors, reweighted twice.
 
     Args:
         work: (steps, features), columns as `linear.features`. seconds: (steps,), measured. source: for messages.
@@ -100,8 +100,7 @@ def fit_steps(work: Array, seconds: Array, source: str) -> Fit:
     for name, part in (("to learn from", ~held_out), ("to be judged by", held_out)):
         if not 0 < (work[part, 1] > 0).sum() < part.sum():
             raise UserError(f"{source}: the steps {name} are of one kind only (prompts, or decodes alone). Fit on a longer run.")
-    # Timings scatter in proportion to their size: relative errors keep a few long prompts from deciding about every decode.
-    coefficients = nonnegative_least_squares(work[~held_out] / seconds[~held_out, None], np.ones(int((~held_out).sum())))
+    coefficients = _relative_least_squares(work[~held_out], seconds[~held_out])
     if not coefficients[:5].any():
         raise UserError(f"{source}: the step times have nothing to do with the work of the steps. Is it a run's folder?")
     predicted = work @ coefficients
@@ -112,6 +111,17 @@ def fit_steps(work: Array, seconds: Array, source: str) -> Fit:
         Errors.of(predicted[~held_out], seconds[~held_out]), Errors.of(predicted[held_out], seconds[held_out]),
         {name: float(column.max()) for name, column in zip(SCALES, work[~held_out].T, strict=True)},
     )  # fmt: skip
+
+
+def _relative_least_squares(work: Array, seconds: Array) -> Array:
+    """Timings scatter in proportion to their size: each step counts relative to its time, or a few long prompts would decide about
+    every decode. Relative to the predicted time, that is: the measured one would favour steps that chance made short."""
+    expected = seconds
+    for _ in range(3):
+        weights = 1 / expected
+        coefficients = nonnegative_least_squares(work * weights[:, None], seconds * weights)
+        expected = np.maximum(work @ coefficients, seconds / 1e3)
+    return coefficients
 
 
 def _check(work: Array, seconds: Array, source: str) -> None:
