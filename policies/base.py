@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from kvlab.types import BlockView, GroupView, Now, PoolView, QueuesView, UserError
@@ -209,11 +209,25 @@ class EvictionPolicy(ABC):
     with queues skip blocks whose ref_count is above 0 without changing their state.
     """
 
+    sees_future: ClassVar[bool] = False
+    """True: works only where the future is known (replay), and `foresee` tells it before the run."""
+
     queue_depth: ClassVar[int] = 0
     """How many waiting groups `waiting` is told of; 0: it is never called. An instance may set its own."""
 
     def waiting(self, prefixes: Sequence[Sequence[bytes]], now: Now) -> None:  # noqa: B027 - optional event
         """Before each step: for the first `queue_depth` waiting groups, in order, the content keys of their full blocks."""
+
+    def foresee(self, accesses: Iterable[Sequence[bytes]]) -> None:  # noqa: B027 - optional
+        """The future, before `bind`, to policies with `sees_future`: content keys of each request in order of access. `now.step` of an
+        event is then the number of its request."""
+
+    def bind(self, num_blocks: int) -> None:  # noqa: B027 - optional
+        """Blocks in the pool that it serves. Called once, before all events, on a policy as new."""
+
+    def miss(self, content: bytes, now: Now) -> None:  # noqa: B027 - optional event
+        """`content` was looked for and is the next to be inserted; said before `victim`, where a cache knows it so early (semantics
+        access of replay). An engine makes room before it knows what a block will hold, and does not say."""
 
     def insert(self, block: BlockView, now: Now) -> None:  # noqa: B027 - optional event
         """`block` was published. It is held by a table."""

@@ -113,6 +113,8 @@ class BlockPool:
         self.tick = 0
         self.now = Now(0, 0.0)
         self.on_forget: Callable[[bytes], None] | None = None
+        if eviction is not None:
+            eviction.bind(num_blocks)
 
     @property
     def num_free(self) -> int:

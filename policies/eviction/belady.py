@@ -1,0 +1,106 @@
+"""Belady's MIN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from kvlab.policies.base import KeyEviction
+from kvlab.types import BlockView, Now, UserError
+
+
+class Belady(KeyEviction):
+    """The block whose next use lies farthest in the future goes: no policy that must take in every block has more hits.
+
+    Source: Belady, "A study of replacement algorithms for a virtual-storage computer" (IBM Systems Journal 5(2), 1966),
+        https://doi.org/10.1147/sj.52.0078
+    Parameters: none.
+    Deviations: works where the future is known, in replay. With semantics access it is the bound on object hits (offline MIN, without
+        bypass); with semantics engine, where blocks are pinned and only an unbroken prefix is a hit, it is no bound, just well informed.
+        Among blocks never used again the one used longest ago goes.
+    """
+
+    sees_future: ClassVar[bool] = True
+
+    def reset(self) -> None:
+        """As new: without a future."""
+        super().reset()
+        self._contents: list[bytes] = []  # all accesses, by position
+        self._next: list[int] = []  # by position: the next one of the same content
+        self._first: list[int] = []  # by request: its first position; at last the number of accesses
+        self._upcoming: dict[bytes, int] = {}  # content -> its first position not yet passed
+        self._request = 0
+        self._blocks: dict[bytes, BlockView] = {}
+
+    def foresee(self, accesses: Iterable[Sequence[bytes]]) -> None:
+        """Note the next position of each access."""
+        for request in accesses:
+            self._first.append(len(self._contents))
+            self._contents += request
+        never = len(self._contents)
+        self._first.append(never)
+        self._next = [never] * never
+        for position in range(never - 1, -1, -1):
+            content = self._contents[position]
+            self._next[position] = self._upcoming.get(content, never)
+            self._upcoming[content] = position
+
+    def bind(self, num_blocks: int) -> None:
+        """UserError without a future."""
+        if not self._first:
+            raise UserError(
+                "eviction belady must know all accesses in advance, which an engine does not: use it in kvlab.replay, where the workload's"
+                " future is given, or choose another eviction policy."
+            )
+
+    def key(self, block: BlockView) -> tuple[float, ...]:
+        """(next position, farthest first, tick of its last use)."""
+        return (-self._upcoming.get(block.content, len(self._contents)), block.used_tick)
+
+    def insert(self, block: BlockView, now: Now) -> None:
+        """An access."""
+        self._blocks[block.content] = block
+        self._pass(block, now)
+
+    def hit(self, block: BlockView, now: Now) -> None:
+        """An access."""
+        super().hit(block, now)
+        self._pass(block, now)
+
+    def _pass(self, block: BlockView, now: Now) -> None:
+        """The access that was foreseen in this request is over."""
+        if now.step != self._request:
+            self._begin(now)
+        position = self._upcoming.get(block.content)
+        if position is not None and position < self._start_of(now.step + 1):
+            self._upcoming[block.content] = self._next[position]
+
+    def _start_of(self, request: int) -> int:
+        return self._first[min(request, len(self._first) - 1)]
+
+    def _begin(self, now: Now) -> None:
+        """A new request: what was foreseen for those before it and did not happen is over as well."""
+        start = self._start_of(now.step)
+        upcoming = self._upcoming
+        for content in self._contents[self._start_of(self._request) : start]:
+            position = upcoming[content]
+            if position >= start:
+                continue
+            while position < start:
+                position = self._next[position]
+            upcoming[content] = position
+            block = self._blocks.get(content)
+            if block is not None and block.block_id in self._live:
+                self.release(block, now, preempted=False)
+        self._request = now.step
+
+    def victim(self, now: Now) -> int:
+        """The candidate with the farthest next use."""
+        if now.step != self._request:
+            self._begin(now)
+        return super().victim(now)
+
+    def evict(self, block: BlockView, now: Now) -> None:
+        """Gone."""
+        super().evict(block, now)
+        del self._blocks[block.content]
