@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kvlab.config import SEAMS, build
+from kvlab.config import SEAMS, build, deciding_differences
 from kvlab.engine.clock import Clock, VirtualClock, WallClock
 from kvlab.engine.config import EngineConfig, PolicySet
 from kvlab.engine.cost import CostModel, Fitted, ModelShape
@@ -24,6 +24,7 @@ from kvlab.model.config import LlamaConfig
 from kvlab.model.loading import DTYPES, LoadedModel, ModelSpec, load_model
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.policies.registry import by_name
+from kvlab.results import Run
 from kvlab.trace import read_outcomes
 from kvlab.types import Listener, UserError
 
@@ -83,23 +84,32 @@ def parts_of(loaded: LoadedModel) -> Parts:
                  loaded.checksum, device)  # fmt: skip
 
 
-def simulated_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
-    """runner=simulated: a cost model in place of a model; texts become bytes, since there is no tokenizer."""
+def simulated_parts(config: Mapping[str, Any], spec: ModelSpec, tokenizer: bool = False) -> Parts:
+    """runner=simulated: a cost model in place of a model; texts become bytes, unless the model's `tokenizer` is wanted."""
     shape = spec.shape()
+    text, eos_token_ids = spec.text() if tokenizer else (None, shape.eos_token_ids)
     dtype = _stated_dtype(config, shape)
     cost = build(config["cost_model"], config=config)
     if not isinstance(cost, CostModel):
         raise UserError(f"cost_model = {config['cost_model']!r} is no kvlab.engine.cost.CostModel.")
     notes = (cost.fit.sentence(),) if isinstance(cost, Fitted) else ()
-    return Parts(SimulatedRunner(shape.vocab_size, cost), VirtualClock(), shape, None, shape.eos_token_ids, dtype, "simulated", "none",
+    return Parts(SimulatedRunner(shape.vocab_size, cost), VirtualClock(), shape, text, eos_token_ids, dtype, "simulated", "none",
                  notes=notes)  # fmt: skip
 
 
 def recorded_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
-    """runner=recorded: the outcomes of a real run, on its clock."""
+    """runner=recorded: the outcomes of a real run, on its clock.
+
+    UserError: no folder, or one whose configuration decides otherwise than this one.
+    """
     if not config["run"]:
         raise UserError("runner=recorded needs run=FOLDER, the folder of a run that was made with record.outcomes=true.")
-    runner = RecordedRunner(read_outcomes(Path(config["run"])), str(config["run"]))
+    steps = read_outcomes(Path(config["run"]))
+    differences = deciding_differences(config, Run.load(Path(config["run"])).config)
+    if differences:
+        raise UserError(f"This replay is configured otherwise than {config['run']}: {'; '.join(differences)}. Replay it with the same "
+                        "policies, sizes, model and workload (its config.yaml has them).")  # fmt: skip
+    runner = RecordedRunner(steps, str(config["run"]))
     tokenizer, eos_token_ids = spec.text()
     shape = spec.shape()
     return Parts(runner, runner.clock(), shape, tokenizer, eos_token_ids, _stated_dtype(config, shape, "float32"), "recorded", "none")

@@ -244,6 +244,33 @@ def identity(config: Mapping[str, Any], model_checksum: str, policies: Mapping[s
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+DECIDING = (*SEAMS, "model", "workload", "seed", "block_size", "num_blocks", "kv_cache_tokens", "num_cpu_blocks", "watermark",
+            "max_num_seqs", "max_num_batched_tokens", "max_model_len")  # fmt: skip
+"""Keys that plans depend on, given the tokens and times of a recorded run."""
+
+
+def deciding_differences(config: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
+    """What two configurations that both say something of a deciding key say differently, as "key = ours (recorded: theirs)".
+
+    Sizes left open (null) agree with any; a file's path may have changed; keys that only one of the two has are left out.
+    """
+    found: list[str] = []
+
+    def compare(name: str, ours: Any, theirs: Any) -> None:
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            for key in [key for key in ours if key in theirs and key != "path"]:
+                compare(f"{name}.{key}", ours[key], theirs[key])
+        elif ours != theirs and not (ours is None and "." not in name):
+            found.append(f"{name} = {ours!r} (recorded: {theirs!r})")
+
+    for key in DECIDING:
+        if key == "kv_cache_tokens" and config.get("num_blocks") is not None:
+            continue  # without effect
+        if key in config and key in recorded:
+            compare(key, config[key], recorded[key])
+    return found
+
+
 class _NoFactsError(Exception):
     """Something whose value can't be compared between two runs."""
 

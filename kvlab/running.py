@@ -93,7 +93,7 @@ def run(
     with _logging_to(out), _torch_threads(plain["threads"]):
         recorder: Recorder | None = None
         try:
-            parts = build(plain["runner"], config=plain, spec=setup.spec)
+            parts = build(plain["runner"], config=plain | _described(setup.given), spec=setup.spec)
             recorder = Recorder(out.path, RecordConfig(**plain["record"]), memory=parts.runner)
             _serve(setup, parts, out, [recorder, *listeners], progress, name)
             recorder.close()

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import yaml
 from engine_support import Log, request
 from equality_support import modes, recording, tiny, tiny_engine
 
@@ -63,6 +64,41 @@ def test_a_real_run_replayed_decides_the_same(tmp_path: Path, concurrency: int |
     pd.testing.assert_frame_equal(first.steps().drop(columns=measured), second.steps().drop(columns=measured))
 
 
+def pretend(folder: Path, change: str) -> None:
+    """Edit a recording's configuration, so that only its plans show that it was another run."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    path, value = change.split("=")
+    node = config
+    for key in path.split(".")[:-1]:
+        node = node[key]
+    node[path.split(".")[-1]] = int(value)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (["block_size=8"], ["block_size = 8 (recorded: 4)"]),
+        (["eviction=fifo", "seed=1"], ["eviction._target_ = 'kvlab.policies.eviction.fifo.Fifo' (recorded: ", "; seed = 1 (recorded: 0)"]),
+        (["preemption/mode=swap"], ["preemption.mode._target_ ="]),
+        (["workload.output_len=20"], ["workload.output_len = 20 (recorded: 12)"]),
+        (["num_blocks=null", "kv_cache_tokens=80"], ["kv_cache_tokens = 80 (recorded: 4096)"]),
+    ],
+)  # fmt: skip
+def test_a_replay_with_another_configuration_is_refused_before_it_starts(tmp_path: Path, changes: list[str], named: list[str]) -> None:
+    """With an ample pool another block size or eviction policy would run through and look like the recorded run."""
+    base = ["model=tiny", "threads=1", "workload=synthetic", "workload.num_requests=2", "workload.arrivals.kind=all_at_once",
+            "workload.prompt_len=8", "workload.output_len=12", "block_size=4", "num_blocks=40", "record.outcomes=true"]  # fmt: skip
+    kvlab.run(kvlab.compose(*base), folder=tmp_path / "real", progress=False)
+    replay = ["runner=recorded", f"run={tmp_path / 'real'}"]
+    with pytest.raises(UserError, match="configured otherwise") as found:
+        kvlab.run(kvlab.compose(*base, *changes, *replay), folder=tmp_path / "again", progress=False)
+    assert all(text in str(found.value) for text in named), found.value
+    kvlab.run(kvlab.compose(*base, "threads=2", "num_blocks=null", "record.plans=true", *replay), folder=tmp_path / "same", progress=False)
+    by_object = kvlab.run(kvlab.compose(*base, *replay), folder=tmp_path / "object", eviction="lru", progress=False)
+    assert by_object.summary["num_finished"] == 2
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -78,6 +114,7 @@ def test_a_replay_of_something_else_says_where_it_differs(tmp_path: Path, change
             "workload.prompt_len=8", "workload.output_len=12", "block_size=4", "num_blocks=40", "max_num_batched_tokens=64",
             "record.outcomes=true"]  # fmt: skip
     kvlab.run(kvlab.compose(*base), folder=tmp_path / "real", progress=False)
+    pretend(tmp_path / "real", change)
     log = Log()
     with pytest.raises(UserError, match=what) as found:
         kvlab.run(kvlab.compose(*base, change, "runner=recorded", f"run={tmp_path / 'real'}"), folder=tmp_path / "again", listeners=[log],
