@@ -136,7 +136,9 @@ class Run:
         """Figures for a run that never wrote its own: from what was recorded until it ended."""
         steps, requests = self.steps(), self.requests()
         if len(steps) or len(requests):
-            self.summary = summarize(steps, requests)
+            record = self.config.get("record")
+            known = record if isinstance(record, Mapping) else {}
+            self.summary = summarize(steps if known.get("steps", True) else None, requests if known.get("requests", True) else None)
             self._note(f"summary made from {len(steps)} recorded steps and {len(requests)} requests")
         else:
             self._note("nothing was recorded")

@@ -97,7 +97,7 @@ def run(
             recorder = Recorder(out.path, RecordConfig(**plain["record"]), memory=parts.runner)
             _serve(setup, parts, out, [recorder, *listeners], progress, name)
             recorder.close()
-            summary = summarize(recorder.steps(), recorder.requests(), Goals(**plain.get("goals", {})))
+            summary = _summary(recorder, plain["record"], Goals(**plain.get("goals", {})))
             if isinstance(parts.runner, SimulatedRunner):
                 summary["step_cost"] = describe_cost(parts.runner.cost, recorder.steps())
             _refuse_nothing_served(summary, recorder)
@@ -105,7 +105,7 @@ def run(
             _log.info("finished: %d requests, %d steps", summary["num_requests"], summary["num_steps"])
         except BaseException as error:
             _log.info("ended by %s: %s", type(error).__name__, error, exc_info=not isinstance(error, UserError))
-            out.fail(error, _what_there_is(recorder))
+            out.fail(error, _what_there_is(recorder, plain["record"]))
             raise
     done = Run.load(out.path, name or out.path.name)
     done.notes += [note for note in (*setup.workload.notes, *parts.notes) if note not in done.notes]
@@ -154,14 +154,20 @@ def _refuse_nothing_served(summary: dict[str, Any], recorder: Recorder) -> None:
         raise UserError(f"Every request of the workload was refused. The first: {details.iloc[0]}")
 
 
-def _what_there_is(recorder: Recorder | None) -> dict[str, Any] | None:
+def _summary(recorder: Recorder, record: Mapping[str, bool], goals: Goals | None = None) -> dict[str, Any]:
+    """Figures of what was recorded."""
+    steps = recorder.steps() if record.get("steps", True) else None
+    return summarize(steps, recorder.requests() if record.get("requests", True) else None, goals)
+
+
+def _what_there_is(recorder: Recorder | None, record: Mapping[str, bool]) -> dict[str, Any] | None:
     """Close a recorder whose run went wrong, and sum up what it has; None where that isn't possible."""
     if recorder is None:
         return None
     with suppress(Exception):
         recorder.close()
     with suppress(Exception):
-        return summarize(recorder.steps(), recorder.requests())
+        return _summary(recorder, record)
     return None
 
 

@@ -76,3 +76,14 @@ def test_text_shows_the_words_of_the_field(recorder):
     assert "P99 TTFT (ms):" in text
     assert "goodput" not in text  # no goals, no figure
     assert len({len(line) for line in text.splitlines()}) == 1
+
+
+def test_figures_of_a_table_that_was_not_recorded_are_unknown_not_zero(recorder: Recorder) -> None:
+    both = summarize(recorder.steps(), recorder.requests())
+    no_steps, no_requests = summarize(None, recorder.requests()), summarize(recorder.steps(), None)
+    assert (no_steps["num_preemptions"], no_steps["num_steps"], no_steps["peak_kv_cache_usage"]) == (None, None, None)
+    assert (no_steps["num_requests"], no_steps["mean_ttft_ms"]) == (both["num_requests"], both["mean_ttft_ms"])
+    assert (no_requests["num_requests"], no_requests["num_output_tokens"], no_requests["finish_reasons"]) == (None, None, None)
+    assert (no_requests["num_steps"], no_requests["num_preemptions"]) == (both["num_steps"], both["num_preemptions"])
+    assert list(no_steps) == list(no_requests) == list(both)
+    assert set(summarize(None, None).values()) == {None}

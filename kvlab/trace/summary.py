@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from kvlab.trace.frames import empty_frame
+
 FINISHED = ("stop", "length")
 
 
@@ -80,8 +82,27 @@ FIGURES = (
 )  # fmt: skip
 
 
-def summarize(steps: pd.DataFrame, requests: pd.DataFrame, goals: Goals | None = None) -> dict[str, Any]:
-    """The figures of `FIGURES` and `finish_reasons` (reason: count); undefined ones (no such request, no step) are None."""
+_OF_BOTH = ("duration_s",)
+
+
+def summarize(steps: pd.DataFrame | None, requests: pd.DataFrame | None, goals: Goals | None = None) -> dict[str, Any]:
+    """The figures of `FIGURES` and `finish_reasons` (reason: count); undefined ones (no such request, no step) are None.
+
+    A frame that was not recorded is given as None: its figures are None, not 0 (with one of the two the duration is that frame's).
+    """
+    if steps is not None and requests is not None:
+        return _summarize(steps, requests, goals)
+    empty_steps, empty_requests = empty_frame("steps"), empty_frame("requests")
+    out = _summarize(empty_steps if steps is None else steps, empty_requests if requests is None else requests, goals)
+    of_steps = {"num_steps", *_step_figures(empty_steps)}
+    for key in out:
+        unknown = steps is None if key in of_steps else requests is None and key not in _OF_BOTH
+        if unknown or (steps is None and requests is None):
+            out[key] = None
+    return out
+
+
+def _summarize(steps: pd.DataFrame, requests: pd.DataFrame, goals: Goals | None) -> dict[str, Any]:
     done = requests[requests["finish_reason"].isin(FINISHED)]
     duration = _duration(steps, requests)
     num_prompt, num_output = int(done["num_prompt_tokens"].sum()), int(done["num_output_tokens"].sum())
