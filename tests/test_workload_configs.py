@@ -25,6 +25,13 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str
     rows = [{"timestamp": 10 * i, "input_length": 600, "output_length": 40, "hash_ids": [0, i + 1]} for i in range(3)]
     (tmp_path / "mooncake_conversation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "azure_2023_conv.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,37,4\n")
+    qwen = [{"chat_id": i, "parent_chat_id": -1, "timestamp": 0.5 * i, "input_length": 40, "output_length": 9, "hash_ids": [0, i, 9]}
+            for i in range(2)]  # fmt: skip
+    (tmp_path / "qwen_bailian_a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in qwen))
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    (tmp_path / "burstgpt_1.csv").write_text(header + "5,ChatGPT,472,18,490,Conversation log\n")
+    turns = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi!"}]
+    (tmp_path / "sharegpt_v3.json").write_text(json.dumps([{"id": "a", "conversations": turns}]))
     (tmp_path / "mine.jsonl").write_text('{"prompt": "Hello"}\n')
     monkeypatch.setenv("KVLAB_TRACES", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -32,7 +39,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str
 
 
 def test_the_workloads_there_are() -> None:
-    assert NAMES == ["azure", "chat", "mooncake", "multi_turn", "prompts", "shared_prefix", "synthetic"]
+    assert NAMES == [
+        "azure", "burstgpt", "chat", "mooncake", "multi_turn", "prompts", "qwen_bailian", "shared_prefix", "sharegpt", "synthetic",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,7 +49,8 @@ def test_a_configuration_builds_and_its_workload_starts(name: str, files: dict[s
     workload = build(to_plain(compose(f"workload={name}", *files.get(name, [])))["workload"])
     assert isinstance(workload, Workload)
     workload.start(context(max_model_len=8192))
-    assert workload.num_requests == {"azure": 1, "chat": 32, "mooncake": 3, "multi_turn": 48, "prompts": 1}.get(name, 64)
+    counts = {"azure": 1, "burstgpt": 1, "chat": 32, "mooncake": 3, "multi_turn": 48, "prompts": 1, "qwen_bailian": 2, "sharegpt": 1}
+    assert workload.num_requests == counts.get(name, 64)
     first = workload.next_arrival_s()
     assert first == 0.0
     request = workload.due(0.0)[0]

@@ -15,7 +15,8 @@ from workload_helpers import all_due, context, serve
 from kvlab.types import UserError
 from kvlab.workload import AzureWorkload, MooncakeWorkload, find_trace
 from kvlab.workload.azure import read_azure
-from kvlab.workload.mooncake import read_mooncake, scaled
+from kvlab.workload.hashed import scaled
+from kvlab.workload.mooncake import read_mooncake
 
 # ---------------------------------------------------------------- Mooncake, small
 
@@ -61,8 +62,8 @@ def test_scaling_shrinks_blocks_and_lengths_alike(tmp_path: Path) -> None:
     assert [r.sampling.max_tokens for r in (a, b, c)] == [3, 16, 1]
     assert a.prompt_token_ids[:32] == b.prompt_token_ids
     assert a.prompt_token_ids[:16] == c.prompt_token_ids[:16]
-    assert scaled(np.array([1, 511, 512, 513, 1024]), 16).tolist() == [1, 15, 16, 17, 32]
-    assert scaled(np.array([1, 511, 512, 513, 1024]), 512).tolist() == [1, 511, 512, 513, 1024]
+    assert scaled(np.array([1, 511, 512, 513, 1024]), 16, 512).tolist() == [1, 15, 16, 17, 32]
+    assert scaled(np.array([1, 511, 512, 513, 1024]), 512, 512).tolist() == [1, 511, 512, 513, 1024]
 
 
 def test_time_skip_limit_and_clipping(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ from kvlab.workload.distributions import number
 from kvlab.workload.sampling import LengthSampling
 from kvlab.workload.tokens import RandomTokens
 from kvlab.workload.trace_window import TraceWindow
-from kvlab.workload.traces import Ints, TraceRows, find_trace, numbered_lines
+from kvlab.workload.traces import Ints, TraceRows, find_trace, numbered_lines, trace_folders
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 # Seven digits of a second (2023) and a zone (2024) are more than datetime keeps: the fraction is read apart.
 TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 
 
-def read_azure(path: Path) -> TraceRows:
+def read_azure(path: Path, limit: int | None = None) -> TraceRows:
     """Read a trace (.csv or .csv.gz). Rows are in the file's order, arrivals relative to its first row (s).
+
+    limit: stop after so many rows that have input tokens.
 
     Raises:
         UserError: no header with the three columns, or a malformed row, with its line number.
@@ -42,7 +45,10 @@ def read_azure(path: Path) -> TraceRows:
     places = [names.index(column) for column in COLUMNS]
     rows, inputs, outputs, seconds = array("q"), array("q"), array("q"), array("q")
     fractions = array("d")
+    num_usable = 0
     for line_number, line in lines:
+        if limit is not None and num_usable >= limit:
+            break
         where, cells = f"{path}, line {line_number}", line.split(",")
         if len(cells) != len(names):
             raise UserError(f"{where}: {len(cells)} columns where the header has {len(names)}: {line[:80]!r}.")
@@ -53,6 +59,7 @@ def read_azure(path: Path) -> TraceRows:
         inputs.append(_length(where, COLUMNS[1], num_input))
         outputs.append(_length(where, COLUMNS[2], num_output))
         rows.append(line_number)
+        num_usable += inputs[-1] > 0
     whole_s = np.array(seconds, dtype=np.int64)
     # Whole seconds are subtracted as integers: a float of seconds since 1970 would keep only about 0.2 microseconds.
     arrivals_s = (whole_s - whole_s[:1]) + (np.array(fractions) - np.array(fractions[:1]))
@@ -66,10 +73,16 @@ def _seconds(where: str, text: str) -> tuple[int, float]:
     try:
         if match is None:
             raise ValueError
-        moment = datetime.fromisoformat(match[1] + (match[3] or "+00:00").replace("Z", "+00:00"))
+        second = _whole_second(match[1], match[3] or "+00:00")
     except ValueError:
         raise UserError(f"{where}: TIMESTAMP = {text!r} is not a time like 2023-11-16 18:15:46.6805900.") from None
-    return int(moment.timestamp()), float(match[2] or 0)
+    return second, float(match[2] or 0)
+
+
+@lru_cache(maxsize=64)
+def _whole_second(text: str, zone: str) -> int:
+    """Seconds since 1970; rows of one second follow one another. ValueError: no such time."""
+    return int(datetime.fromisoformat(text + zone.replace("Z", "+00:00")).timestamp())
 
 
 def _length(where: str, column: str, text: str) -> int:
@@ -92,6 +105,7 @@ class AzureWorkload(Workload):
         self,
         path: str | Path,
         *,
+        folder: str | Path | None = None,
         length_scale: float = 1.0,
         time_scale: float = 1.0,
         skip: int = 0,
@@ -103,17 +117,17 @@ class AzureWorkload(Workload):
         concurrency: int | None = None,
         abort: Mapping[str, Any] | None = None,
     ) -> None:
-        """path: a file, or a name that `find_trace` knows. length_scale multiplies lengths (for small models); the result is at
-        least 1. time_scale to max_output: see `TraceWindow`."""
+        """path: a file, or a name that `find_trace` knows, looked for in `folder` first. length_scale multiplies lengths (for small
+        models); the result is at least 1. time_scale to max_output: see `TraceWindow`."""
         super().__init__(concurrency=concurrency, abort=abort)
-        self._path = path
+        self._path, self._folder = path, folder
         self._length_scale = number("workload.length_scale", length_scale, 0)
         self._window = TraceWindow(time_scale, skip, limit, max_input, max_output)
         self._sampling = LengthSampling(sampling, ignore_eos)
 
     def build(self, ctx: WorkloadContext) -> Sequence[float]:
         """Read and check the whole file."""
-        self._trace = read_azure(find_trace(self._path))
+        self._trace = read_azure(find_trace(self._path, trace_folders(self._folder)))
         advice = "Shrink the trace with workload.length_scale, or clip it with workload.max_input."
         self._chosen = self._window.choose(self._trace, lambda lens: scaled(lens, self._length_scale), ctx, self.notes, advice)
         self._sampling.params(int(self._chosen.output_lens.min()))

@@ -7,19 +7,23 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
 
 from kvlab.types import UserError
+from kvlab.workload.fetching import cache_folder, fetch
+from kvlab.workload.public_traces import PUBLIC_TRACES
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-SUFFIXES = ("", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".txt", ".txt.gz")
-ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
+SUFFIXES = ("", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".json", ".json.gz", ".txt", ".txt.gz")
+ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".json", ".json.gz", ".txt", ".txt.gz")
+LFS_POINTER = "version https://git-lfs.github.com/"
 
 
 def default_folders() -> list[Path]:
@@ -29,11 +33,16 @@ def default_folders() -> list[Path]:
     return [*from_env, Path("traces"), repository.parent / "shared" / "data" / "traces"]
 
 
+def trace_folders(first: str | Path | None = None) -> list[Path]:
+    """`default_folders`, after a folder that a configuration names."""
+    return ([] if first is None else [Path(first).expanduser()]) + default_folders()
+
+
 def find_trace(name_or_path: str | Path, folders: Sequence[Path] | None = None) -> Path:
-    """The file of a trace: a path, or a name (suffix optional) in one of the folders.
+    """The file of a trace: a path; a name (suffix optional) in one of the folders; else, for a public trace, fetched from its home.
 
     Raises:
-        UserError: not found; says where it was looked for, what is there, and how to name another folder.
+        UserError: not found; says where it was looked for, what is there, and how to name another folder. Or a download failed.
     """
     folders = default_folders() if folders is None else list(folders)
     for base in (Path(), *folders):
@@ -42,14 +51,32 @@ def find_trace(name_or_path: str | Path, folders: Sequence[Path] | None = None) 
             if path.is_file():
                 return path
     there = sorted({p.name for folder in folders if folder.is_dir() for p in folder.iterdir() if p.name.endswith(ENDINGS)})
-    near = difflib.get_close_matches(str(name_or_path), there, n=1, cutoff=0.4)
+    looked = ", ".join(str(folder) for folder in folders) or "no folder"
+    public = PUBLIC_TRACES.get(_without_suffix(str(name_or_path)))
+    if public is not None:
+        try:
+            return fetch(public, cache_folder())
+        except UserError as error:
+            raise UserError(
+                f"The trace {public.name!r} is in none of the folders ({looked}), and can't be fetched: {error}"
+                " Set KVLAB_TRACES to the folder that holds it."
+            ) from None
+    near = difflib.get_close_matches(str(name_or_path), [*there, *PUBLIC_TRACES], n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     found = f" Traces there: {', '.join(there)}." if there else " There are no traces there."
-    looked = ", ".join(str(folder) for folder in folders) or "no folder"
     raise UserError(
         f"There is no trace {str(name_or_path)!r}: looked for a file of that path, and in {looked}.{hint}{found}"
-        " Give the path of the file, or set KVLAB_TRACES to the folder that holds it."
+        f" Give the path of the file, set KVLAB_TRACES to the folder that holds it, or take a public one: {', '.join(PUBLIC_TRACES)}."
     )
+
+
+def _without_suffix(name: str) -> str:
+    return next((name.removesuffix(end) for end in sorted(ENDINGS, key=len, reverse=True) if name.endswith(end)), name)
+
+
+def open_text(path: Path) -> TextIO:
+    """A text file or a gzipped one, as UTF-8."""
+    return gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else open(path, encoding="utf-8-sig")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -60,8 +87,10 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     number = 0
     try:
-        with gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else open(path, encoding="utf-8-sig") as file:
+        with open_text(path) as file:
             for number, line in enumerate(file, 1):
+                if number == 1 and line.startswith(LFS_POINTER):
+                    raise UserError(f"{path} is a Git LFS pointer, not the trace: fetch the file itself (git lfs pull).")
                 if line.strip():
                     yield number, line.rstrip("\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -74,13 +103,14 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 @dataclass
 class TraceRows:
-    """Requests of a trace, sorted by arrival, the first at 0 s. `rows`: line number of each in its file, for messages."""
+    """Requests of a trace. `rows`: line number of each in its file, for messages. `notes`: what reading had to mend, counted."""
 
     path: Path
     rows: Ints
     arrivals_s: Floats
     input_lens: Ints
     output_lens: Ints
+    notes: list[str] = field(default_factory=list, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,6 +124,7 @@ def check_and_repair(trace: TraceRows, notes: list[str]) -> Ints:
     Raises:
         UserError: no request is left; a length is negative (with its row).
     """
+    notes += trace.notes
     for name, lengths in (("input", trace.input_lens), ("output", trace.output_lens)):
         negative = np.flatnonzero(lengths < 0)
         if negative.size:
