@@ -1,7 +1,7 @@
 """Semantics `access`: a classic cache simulation that drives the engine's own eviction policies, without an engine.
 
 Demand fill: every id of every request, head to tail, is one access. A miss inserts the block at once, evicting one when the cache
-holds `capacity`; nothing stays held. The policy hears the engine's events (kvlab.policies.base): [evict], insert, release on a
+holds `capacity`; nothing stays held. The policy hears the engine's events (kvlab.policies.base): miss, [evict], insert, release on a
 miss, hit, release on a hit. Ticks count insert, hit and release.
 """
 
@@ -19,63 +19,79 @@ from kvlab.types import IllegalDecision, Now
 
 
 def replay_access(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> tuple[IntArray, IntArray, list[bytes]]:
-    """(object hits by request, prefix hits by request, contents evicted in order). IllegalDecision: a victim not in the cache."""
+    """(object hits by request, prefix hits by request, contents evicted in order). IllegalDecision: a victim not in the cache.
+
+    The loop is one function, since at a microsecond an access each further call would show.
+    """
+    if policy.sees_future:
+        policy.foresee([_content(block_id) for block_id in request] for request in trace.blocks)
+    policy.bind(capacity)
     cached: dict[Hashable, CachedBlock] = {}
     blocks: list[CachedBlock] = []  # by block id; grows to `capacity`
     ids_of: list[Hashable] = []  # by block id: the trace's id in it
-    object_hits = np.zeros(len(trace.blocks), dtype=np.int32)
-    prefix_hits = np.zeros(len(trace.blocks), dtype=np.int32)
+    object_hits: list[int] = []
+    prefix_hits: list[int] = []
     evicted: list[bytes] = []
-    on_insert, on_hit, on_release = policy.insert, policy.hit, policy.release
+    on_insert, on_hit, on_release, on_evict, victim = policy.insert, policy.hit, policy.release, policy.evict, policy.victim
+    on_miss = policy.miss if _listens(policy, "miss") else None
     find = cached.get
-    tick = 0
-    for number, request in enumerate(trace.blocks):
-        now = Now(number, trace.times_s[number])
-        now_s = now.now_s
+    num_blocks = tick = 0
+    for number, (request, now_s) in enumerate(zip(trace.blocks, trace.times_s, strict=True)):
+        now = Now(number, now_s)
         parent: bytes | None = None
-        num_hits = prefix = 0
-        for depth, block_id in enumerate(request):
-            tick += 1
+        num_hits = depth = 0
+        prefix = -1  # not known yet: all were hits so far
+        for block_id in request:
+            tick += 2
             block = find(block_id)
             if block is not None:
-                if num_hits == depth:
-                    prefix += 1
                 num_hits += 1
                 block.num_hits += 1
                 block.ref_count = 1
-                block.counted_tick = block.used_tick = tick
+                block.counted_tick = block.used_tick = tick - 1
                 block.used_s = now_s
                 on_hit(block, now)
             else:
-                if len(blocks) < capacity:
-                    block = CachedBlock(len(blocks), trace.block_tokens)
+                if prefix < 0:
+                    prefix = num_hits
+                content = _content(block_id)
+                if on_miss is not None:
+                    on_miss(content, now)
+                if num_blocks < capacity:
+                    block = CachedBlock(num_blocks, trace.block_tokens)
                     blocks.append(block)
                     ids_of.append(block_id)
+                    num_blocks += 1
                 else:
-                    block = _evict(policy, blocks, now)
-                    evicted.append(block.content or b"")
-                    del cached[ids_of[block.block_id]]
-                    ids_of[block.block_id] = block_id
+                    place = victim(now)
+                    if not isinstance(place, int) or not 0 <= place < num_blocks:
+                        raise IllegalDecision("eviction", policy, f"evict block {place!r}", f"a block id in [0, {num_blocks})")
+                    block = blocks[place]
+                    on_evict(block, now)
+                    evicted.append(block.content)
+                    del cached[ids_of[place]]
+                    ids_of[place] = block_id
                 cached[block_id] = block
-                block.content, block.parent, block.depth, block.num_hits = f"{block_id}".encode(), parent, depth, 0
+                block.content, block.parent, block.depth, block.num_hits = content, parent, depth, 0
                 block.ref_count = 1
-                block.inserted_tick = block.counted_tick = block.used_tick = tick
+                block.inserted_tick = block.counted_tick = block.used_tick = tick - 1
                 block.inserted_s = block.used_s = now_s
                 on_insert(block, now)
-            tick += 1
             block.ref_count = 0
             block.used_tick = tick
             on_release(block, now, False)
             parent = block.content
-        object_hits[number], prefix_hits[number] = num_hits, prefix
-    return object_hits, prefix_hits, evicted
+            depth += 1
+        object_hits.append(num_hits)
+        prefix_hits.append(num_hits if prefix < 0 else prefix)
+    return np.array(object_hits, dtype=np.int32), np.array(prefix_hits, dtype=np.int32), evicted
 
 
-def _evict(policy: EvictionPolicy, blocks: list[CachedBlock], now: Now) -> CachedBlock:
-    """Ask for a victim and tell that it is gone."""
-    victim = policy.victim(now)
-    if not isinstance(victim, int) or not 0 <= victim < len(blocks):
-        raise IllegalDecision("eviction", policy, f"evict block {victim!r}", f"a block id in [0, {len(blocks)})")
-    block = blocks[victim]
-    policy.evict(block, now)
-    return block
+def _content(block_id: Hashable) -> bytes:
+    """The content of a trace's id: the id as text."""
+    return str(block_id).encode()
+
+
+def _listens(policy: EvictionPolicy, event: str) -> bool:
+    """Whether a policy's class (or the object itself) implements an optional event."""
+    return getattr(getattr(policy, event), "__func__", None) is not getattr(EvictionPolicy, event)
