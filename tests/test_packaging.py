@@ -24,7 +24,7 @@ def python(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy of the tracked layout, without network and without leaving build products in the repository."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "kvlab", "kernels", "policies", "conf"):
+    for name in ("pyproject.toml", "README.md", ".package", "kvlab", "kernels", "policies", "conf"):
         if (ROOT / name).exists():
             subprocess.run(["cp", "-r", "-P", str(ROOT / name), str(source / name)], check=True)
     if not (source / "README.md").exists():
@@ -70,6 +70,16 @@ for name in ("kernels", "policies", "conf"):
     assert file == str(site / "kvlab/__init__.py")
     assert policies_file == str(site / "kvlab/policies/__init__.py")
     assert (target, tokens) == ("kvlab.policies.eviction.fifo.Fifo", "7")
+
+
+def test_an_editable_install_is_found_beside_a_clone_of_the_same_name(tmp_path: Path) -> None:
+    """In the folder that holds the clone, kvlab/ is no package: what an editable install puts on the path must win over it."""
+    (tmp_path / "kvlab").mkdir()
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    code = "import kvlab, kvlab.policies, kvlab.conf; print(kvlab.__version__, kvlab.run.__name__)"
+    done = python(code, tmp_path, PYTHONPATH=str(ROOT / build[""]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [version(), "run"]
 
 
 BLOCKER = """
