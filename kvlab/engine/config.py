@@ -95,6 +95,9 @@ class PolicySet:
 
     def check(self, config: EngineConfig) -> None:
         """Raise UserError for a combination that can't work. Called before a model is loaded."""
+        if self.eviction.sees_future:
+            raise UserError(f"eviction {type(self.eviction).__name__} must know all accesses in advance, which an engine does not: use it "
+                            "in kvlab.replay, where the workload's future is given, or choose another eviction policy.")  # fmt: skip
         layout = type(self.layout).__name__
         if not self.layout.shares_blocks:
             if self.prefix_cache.enabled:

@@ -94,6 +94,9 @@ def replay_engine(served: Iterable[Served], policy: EvictionPolicy, name: str, c
         UserError: no requests, a request without output tokens or of several sequences. IllegalDecision: the policy's fault.
     """
     block_size = options.block_size
+    if policy.sees_future:
+        served = list(served)
+        policy.foresee(_keys(each, block_size) for each in served)
     evicted: list[bytes] = []
 
     def note(kind: str, tier: str, block: CachedBlock) -> None:
@@ -114,6 +117,17 @@ def replay_engine(served: Iterable[Served], policy: EvictionPolicy, name: str, c
     hit_array = np.array(hits, dtype=np.int32)
     return ReplayResult(trace, name, "engine", capacity, np.array(num_blocks, dtype=np.int32), hit_array, hit_array,
                         hit_array.astype(np.int64) * block_size, np.array(num_tokens, dtype=np.int64), tuple(evicted))  # fmt: skip
+
+
+def _keys(served: Served, block_size: int) -> list[bytes]:
+    """Contents of the blocks that a request fills, head to tail; nobody reads the KV of its last token."""
+    prefix_cache = Hash()
+    key, keys = prefix_cache.root(served.request.cache_salt), list[bytes]()
+    tokens = [*served.request.prompt_token_ids, *served.output_token_ids]
+    for end in range(block_size, len(tokens), block_size):
+        key = prefix_cache.key(key, tokens[end - block_size : end])
+        keys.append(key)
+    return keys
 
 
 def _serve(kv: KVCacheManager, number: int, request: Request, output: Sequence[int], max_num_batched_tokens: int) -> int:

@@ -39,6 +39,7 @@ class ModelPool:
         self.tick = 0
         self.now = Now(0, 0.0)
         self.decisions: list[object] = []
+        policy.bind(num_blocks)
 
     def candidates(self) -> list[int]:
         """Ids of cached blocks that nobody holds, ascending."""
@@ -79,6 +80,8 @@ class ModelPool:
             set_view(block, ref_count=block.ref_count + 1, num_hits=block.num_hits + 1)
             set_view(block, counted_tick=self.tick, used_tick=self.tick, used_s=self.now.now_s)
             self.policy.hit(block, self.now)
+        if len(rest) == 1 and self.tick % 2:  # a policy has to do with and without being told
+            self.policy.miss(rest[0], self.now)
         while len(self.free) < len(rest):
             self.evict(self.ask())
         for depth, content in enumerate(rest, len(found)):
@@ -112,17 +115,16 @@ class ModelPool:
 
 def drive_eviction(policy: EvictionPolicy, rng: Random, rules: Rules) -> list[object]:
     """Requests with shared prefixes that overlap, are preempted, and a reset of the cache in between."""
+    if policy.sees_future:  # a future that comes otherwise: a policy may be misled, never err
+        foreseen = Random(rng.randint(0, 99))
+        policy.foresee([_contents(foreseen) for _ in range(60)])
     pool = ModelPool(policy, rng.randint(1, 9), rules)
     held: list[list[Block]] = []
     for step in range(80):
         pool.now = Now(step, step * 0.25)
         action = rng.random()
         if action < 0.6:
-            family, length = rng.randint(0, 3), rng.randint(1, 4)
-            split = rng.randint(0, length)  # up to here the prompt is its family's, then its own
-            tail = rng.randint(0, 2)
-            contents = [b"%d/%d" % (family, d) if d < split else b"%d/%d/%d/%d" % (family, split, tail, d) for d in range(length)]
-            blocks = pool.acquire(contents)
+            blocks = pool.acquire(_contents(rng))
             if blocks:
                 held.append(blocks)
         elif held:
@@ -138,8 +140,18 @@ def drive_eviction(policy: EvictionPolicy, rng: Random, rules: Rules) -> list[ob
     return pool.decisions
 
 
+def _contents(rng: Random) -> list[bytes]:
+    """The blocks of a prompt: those of its family up to a point, then its own."""
+    family, length = rng.randint(0, 3), rng.randint(1, 4)
+    split = rng.randint(0, length)
+    tail = rng.randint(0, 2)
+    return [b"%d/%d" % (family, d) if d < split else b"%d/%d/%d/%d" % (family, split, tail, d) for d in range(length)]
+
+
 def check_metadata_is_bounded(policy: EvictionPolicy, rules: Rules) -> None:
     """4 blocks hit and let go 500 times each, without an eviction: what the policy keeps must not grow with that."""
+    if policy.sees_future:
+        policy.foresee([[b"0"]])
     pool = ModelPool(policy, 4, rules)
     prompts = [[b"%d" % number] for number in range(4)]
     for _ in range(500):
