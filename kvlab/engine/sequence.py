@@ -141,6 +141,21 @@ class SequenceGroup:
         """Tokens in its blocks that the prefix cache can find again."""
         return sum(block.num_tokens for block, _ in self._held_blocks() if block.content)
 
+    @property
+    def num_unpublished_tokens(self) -> int:
+        """Distinct computed tokens in its blocks that the prefix cache can't find again: lost when it gives way by recompute."""
+        filled: dict[int, int] = {}
+        for seq in self.seqs if self.status != SWAPPED else ():
+            if seq.table is None:
+                continue
+            slots = seq.num_computed - seq.table.num_dropped_blocks * self.pool_blocks[0].num_tokens
+            for block_id in seq.table.block_ids:
+                block = self.pool_blocks[block_id]
+                if slots > 0 and not block.content:
+                    filled[block_id] = max(filled.get(block_id, 0), min(block.num_tokens, slots))
+                slots -= block.num_tokens
+        return sum(filled.values())
+
     def _held_blocks(self) -> Iterator[tuple[CachedBlock, int]]:
         """(block, how many of its tables hold it), in table order."""
         held: dict[int, int] = {}

@@ -21,7 +21,7 @@ from kvlab.policies.base import (
 )  # fmt: skip
 from kvlab.testing.eviction import drive_eviction
 from kvlab.testing.rules import Rules
-from kvlab.testing.views import Entry, Free, Pool, Queues, no_oracle, random_groups
+from kvlab.testing.views import Entry, Free, Group, Pool, Queues, no_oracle, random_groups, set_view
 from kvlab.types import Now
 
 
@@ -89,21 +89,28 @@ def _checked_chunk(policy: BatchingPolicy, num_uncomputed: int, budget: int, lim
 
 
 def drive_admission(policy: AdmissionPolicy, rng: Random, rules: Rules) -> list[object]:
-    """Answers for random entries into random pools."""
+    """Answers for random entries into random pools, among events as an engine tells them."""
     answers: list[object] = []
+    story = _Story(policy, rng)
     for step in range(20):
         num_blocks, block_size = rng.randint(1, 64), rng.choice((1, 3, 16))
         num_free = rng.randint(0, num_blocks)
         num_evictable = rng.randint(0, num_blocks - num_free)
         pool = Pool(num_blocks=num_blocks, num_free=num_free, num_evictable=num_evictable,
                     num_used=num_blocks - num_free - num_evictable, block_size=block_size)  # fmt: skip
-        group, *running = random_groups(rng, rng.randint(2, 6))
+        now = Now(step, float(step))
+        running = story.go_on(now)
+        group = story.newcomer(now)
         num_hits = rng.randint(0, num_evictable)
         entry = Entry(group=group, kind=rng.choice(("new", "resumed", "swapped_in")), num_hits=num_hits, block_size=block_size,
-                      first_chunk_tokens=rng.randint(1, group.num_tokens), running=tuple(running),
+                      first_chunk_tokens=rng.randint(1, group.num_tokens), running=running,
                       num_available_blocks=num_free + num_evictable - num_hits, rules=rules)  # fmt: skip
         with no_oracle([group, *running], policy, rules):
-            answer = policy.admits(entry, pool, Now(step, float(step)))
+            answer = policy.admits(entry, pool, now)
+            if running and answer:
+                policy.ended(group, now)  # the client left
+            else:
+                story.enter(group, entry.kind, now)
         rules.require(isinstance(answer, str), "admission answer", f"admits returned {answer!r}")
         headroom = policy.headroom_blocks(pool)
         rules.require(_is_int(headroom) and 0 <= headroom <= num_blocks, "headroom", f"{headroom!r} of {num_blocks} blocks")
@@ -112,18 +119,70 @@ def drive_admission(policy: AdmissionPolicy, rng: Random, rules: Rules) -> list[
 
 
 def drive_preemption(policy: PreemptionPolicy, rng: Random, rules: Rules) -> list[object]:
-    """Victims among random candidates."""
+    """Victims among random candidates, among events as an engine tells them."""
     mode, protect = getattr(policy, "mode", None), getattr(policy, "protect_oldest", None)
     legal = isinstance(mode, PreemptionMode) and isinstance(protect, bool)
     rules.require(legal, "mode", f"mode is {mode!r}, protect_oldest {protect!r}: call super().__init__(mode, protect_oldest)")
     victims: list[object] = []
+    story = _Story(policy, rng)
     for step in range(20):
-        groups = random_groups(rng, rng.randint(1, 8))
+        now = Now(step, float(step))
+        while len(story.running) < rng.randint(1, 8):
+            story.enter(story.newcomer(now), "new", now)
+        groups = story.go_on(now) or (story.enter(story.newcomer(now), "new", now),)
         with no_oracle(groups, policy, rules):
-            victim = policy.victim(tuple(groups), Now(step, float(step)))
+            victim = policy.victim(groups, now)
         rules.require(any(victim is group for group in groups), "victim", f"{victim!r} is none of {len(groups)} candidates")
         victims.append(victim.group_id)
+        if rng.random() < 0.7:
+            story.give_way(victim, now)  # type: ignore[arg-type]
     return victims
+
+
+class _Story:
+    """Requests that come, run, give way and end, told to a policy in an engine's order of events."""
+
+    def __init__(self, policy: AdmissionPolicy | PreemptionPolicy, rng: Random) -> None:
+        self.policy = policy
+        self.rng = rng
+        self.running: list[Group] = []
+        self._num_groups = 0
+
+    def newcomer(self, now: Now) -> Group:
+        """A group that arrives."""
+        (group,) = random_groups(self.rng, 1, self._num_groups)
+        self._num_groups += 1
+        self.policy.arrived(group, Queues(waiting=(), running=tuple(self.running), swapped=()), now)
+        return group
+
+    def enter(self, group: Group, kind: str, now: Now) -> Group:
+        """It enters running."""
+        set_view(group, admitted_step=now.step)
+        self.running.append(group)
+        self.policy.entered(group, kind, now)
+        return group
+
+    def go_on(self, now: Now) -> tuple[Group, ...]:
+        """Running groups compute; some give way, some end. Those that still run."""
+        for group in tuple(self.running):
+            happens = self.rng.random()
+            if happens < 0.1:
+                self.give_way(group, now)
+                continue
+            num_output = self.rng.randint(0, group.num_sequences)
+            set_view(group, num_output_tokens=min(group.max_tokens, group.num_output_tokens + (num_output > 0)))
+            set_view(group, num_tokens=group.num_prompt_tokens + group.num_output_tokens)
+            self.policy.computed(group, self.rng.randint(1, 9), num_output, now)
+            if happens > 0.8:
+                self.running.remove(group)
+                self.policy.ended(group, now)
+        return tuple(self.running)
+
+    def give_way(self, group: Group, now: Now) -> None:
+        """It is preempted, and its client leaves."""
+        self.running.remove(group)
+        self.policy.preempted(group, self.rng.choice(("recompute", "swap")), now)
+        self.policy.ended(group, now)
 
 
 def drive_mode(policy: PreemptionMode, rng: Random, rules: Rules) -> list[object]:

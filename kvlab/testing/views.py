@@ -46,6 +46,7 @@ class Group(View):
     num_uncomputed_tokens: int
     num_unshared_blocks: int
     num_published_tokens: int
+    num_unpublished_tokens: int
     num_preemptions: int
     admitted_step: int
     admission_order: int
@@ -132,7 +133,7 @@ def random_groups(rng: Random, num_groups: int, first_id: int = 0) -> list[Group
             num_prompt_tokens=prompt, num_output_tokens=output, max_tokens=rng.randint(max(1, output), 40),
             num_tokens=prompt + output, num_computed_tokens=computed, num_blocks=num_blocks,
             num_uncomputed_tokens=max(1, prompt + output - computed), num_unshared_blocks=rng.randint(0, num_blocks),
-            num_published_tokens=rng.randint(0, computed),
+            num_published_tokens=rng.randint(0, computed), num_unpublished_tokens=rng.randint(0, computed),
             num_preemptions=rng.randint(0, 2), admitted_step=rng.randint(0, 9), admission_order=group_id, oracle_reads=[],
         ))  # fmt: skip
     return groups

@@ -81,7 +81,7 @@ class GroupView(Protocol):
     """A request in the engine: one prompt and its n sequences.
 
     `num_computed_tokens` counts tokens whose KV is in the pool, `num_blocks` distinct blocks held now, both over all sequences.
-    `oracle_output_len` is the future; only policies that say so in their name may read it.
+    `oracle_output_len` is the future; only policies that say so, in their name or by `reads_oracle`, may read it.
     """
 
     @property
@@ -129,6 +129,9 @@ class GroupView(Protocol):
     @property
     def num_published_tokens(self) -> int:
         """Tokens in its blocks that the prefix cache can find again: not lost when it gives way, until they are evicted."""
+    @property
+    def num_unpublished_tokens(self) -> int:
+        """Distinct computed tokens in its blocks that the prefix cache can't find again: lost when it gives way by recompute."""
     @property
     def num_preemptions(self) -> int:
         """Times it gave way."""

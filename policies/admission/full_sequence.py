@@ -11,8 +11,10 @@ class FullSequence(AdmissionPolicy):
 
     Source: vLLM V1's `scheduler_reserve_full_isl`, https://docs.vllm.ai/en/stable/api/vllm/config/scheduler/: long chunked
         prompts that can't all be finished no longer enter together and preempt one another.
-    Parameters: none. With a reserve on top: Watermark(fraction, full_sequence=True).
-    Deviations: nothing is reserved by it: the blocks are tested at entry and taken chunk by chunk.
+    Parameters: none. As a switch of the policies that test the first chunk: full_sequence of none, watermark and adaptive.
+    Deviations: nothing is reserved by it, as in vLLM: the blocks are tested at entry and taken chunk by chunk. That is enough where a
+        prompt in chunks takes all tokens that a step has left (nobody can ask before its last chunk); a batching policy that
+        computes several prompts in chunks at once needs an admission that looks ahead (expected_output, past_future, reserve_all).
     """
 
     def admits(self, entry: EntryView, pool: PoolView, now: Now) -> str:

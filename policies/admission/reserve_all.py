@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kvlab.policies.admission._footprint import blocks_to_come
 from kvlab.policies.base import AdmissionPolicy, EntryView
-from kvlab.types import GroupView, Now, PoolView
+from kvlab.types import Now, PoolView
 
 
 class ReserveAll(AdmissionPolicy):
@@ -12,7 +13,7 @@ class ReserveAll(AdmissionPolicy):
     Source: Orca's reservation of max_tokens slots at entry (Yu et al., OSDI 2022),
         https://www.usenix.org/conference/osdi22/presentation/yu, as the "Max" and "Oracle" baselines of Kwon et al., SOSP 2023,
         https://arxiv.org/abs/2309.06180
-    Parameters: none.
+    Parameters: none. Whole sequences are tested in any case.
     Deviations: the room is reserved by count, not by place, so it works with paged blocks; blocks that a running group shares
         with its own samples count once.
     """
@@ -20,18 +21,7 @@ class ReserveAll(AdmissionPolicy):
     def admits(self, entry: EntryView, pool: PoolView, now: Now) -> str:
         """Own worst case + what each running group may still take <= available."""
         group = entry.group
-        promised = sum(_growth_blocks(other, pool.block_size) for other in entry.running)
+        promised = sum(blocks_to_come(o, o.num_prompt_tokens + o.max_tokens, pool.block_size) for o in entry.running)
         if entry.blocks_for(group.num_prompt_tokens + group.max_tokens) + promised <= entry.num_available_blocks:
             return ""
         return "reserve_all" if entry.blocks_for(entry.first_chunk_tokens) <= entry.num_available_blocks else "blocks"
-
-
-def _growth_blocks(group: GroupView, block_size: int) -> int:
-    """Blocks that a running group may still take: its worst case less what it holds.
-
-    Its n sequences share the full blocks of the prompt; each may own all blocks after them (the partial prompt block is copied on
-    the first write to it).
-    """
-    shared = group.num_prompt_tokens // block_size
-    longest = -(-(group.num_prompt_tokens + group.max_tokens) // block_size)
-    return max(0, shared + group.num_sequences * (longest - shared) - group.num_blocks)
