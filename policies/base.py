@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
-from kvlab.types import BlockView, GroupView, Now, PoolView, QueuesView, UserError
+from kvlab.types import BlockView, GroupView, MissingOracle, Now, PoolView, QueuesView, UserError
 
 
 def require(ok: bool, policy: object, name: str, value: object, allowed: str) -> None:
@@ -23,11 +23,24 @@ def require(ok: bool, policy: object, name: str, value: object, allowed: str) ->
         raise UserError(f"{type(policy).__name__}.{name} = {value!r} is not allowed: {allowed}.")
 
 
+def true_output_len(policy: object, group: GroupView) -> int:
+    """`oracle_output_len`, for policies with `reads_oracle`. MissingOracle where the workload does not know it."""
+    length = group.oracle_output_len
+    if length is None:
+        raise MissingOracle(f"{type(policy).__name__} needs the true output length, and request {group.request_id!r} has none "
+                            "(oracle_output_len). Take a workload that knows it (a trace, synthetic lengths, prompts with "
+                            "ignore_eos and no stop), or a policy without oracle or predictor.")  # fmt: skip
+    return length
+
+
 class EngineEvents:
     """What scheduling, batching, admission and preemption policies may hear of the engine. Implement those you need; others cost nothing.
 
     All are deterministic facts of the run, told in the order in which they happen.
     """
+
+    reads_oracle: ClassVar[bool] = False
+    """True: it may read `oracle_output_len` (an oracle, or a predictor that is made of one), by `true_output_len`."""
 
     def arrived(self, group: GroupView, queues: QueuesView, now: Now) -> None:
         """A request was submitted; `queues` do not hold it yet."""
@@ -81,9 +94,11 @@ class SchedulingPolicy(EngineEvents, ABC):
         raise NotImplementedError
 
     def displaces(self, head: GroupView, running: Sequence[GroupView], now: Now) -> GroupView | None:
-        """A group of `running` that gives way so that the waiting `head`, which found no room, can enter; None: it waits. Asked again
-        until the head enters. Groups that entered in this step are not in `running`. Must not go in circles: whoever is displaced
-        may not displace in turn the one it gave way to, unless that one has got on meanwhile."""
+        """A group of `running` that gives way so that `head` (waiting or swapped), which found no room, can enter; None: it waits.
+
+        Asked again until the head enters. Groups that entered in this step are not in `running`. Only with `preempted_first` False, and
+        only for a group that stands behind the head by `key`: else it would come back in its place. Must not go in circles: whoever
+        is displaced may not displace in turn the one it gave way to, unless that one has got on meanwhile."""
         return None
 
 
@@ -207,12 +222,19 @@ class EvictionPolicy(ABC):
     Events come in this order for a block: insert (published, still held), any number of release (ref_count fell to 0: a candidate
     from now on) and hit (reused: no candidate while it is held), at last evict (gone, by this policy or by a reset). Policies
     with queues skip blocks whose ref_count is above 0 without changing their state.
+
+    Which blocks are candidates is known from these events, not from `ref_count`: a policy that wraps another one keeps a `release` to
+    itself for as long as the inner one is not to choose the block.
     """
 
-    sees_future: ClassVar[bool] = False
+    sees_future: bool = False
     """True: works only where the future is known (replay), and `foresee` tells it before the run."""
 
-    queue_depth: ClassVar[int] = 0
+    num_pinned: int = 0
+    """Blocks that no table holds and that it refuses to give up for now: to the pool they are in use, no candidates. May change with
+    `release`, `hit`, `evict` and `give_up_pins` only, and a release must not make candidates of others fewer."""
+
+    queue_depth: int = 0
     """How many waiting groups `waiting` is told of; 0: it is never called. An instance may set its own."""
 
     def waiting(self, prefixes: Sequence[Sequence[bytes]], now: Now) -> None:  # noqa: B027 - optional event
@@ -237,6 +259,20 @@ class EvictionPolicy(ABC):
 
     def release(self, block: BlockView, now: Now, preempted: bool) -> None:  # noqa: B027
         """The last table let go of `block` (`preempted`: because its request was preempted). Called tail first."""
+
+    def is_pinned(self, block_id: int) -> bool:
+        """Whether it is one of the `num_pinned`."""
+        return False
+
+    def give_up_pins(self, now: Now) -> bool:
+        """Nobody else could give way and a request would end for want of blocks: what is pinned becomes candidates. Whether there was
+        any."""
+        return False
+
+    def withhold(self, block: BlockView, now: Now) -> None:
+        """Not from the pool, but from a policy that wraps this one: `block`, a candidate, is none until its next release, though nobody
+        uses it. By default as if it were hit; where a hit does more than that, implement it."""
+        self.hit(block, now)
 
     @abstractmethod
     def victim(self, now: Now) -> int:
@@ -267,16 +303,23 @@ class KeyEviction(EvictionPolicy):
 
     def release(self, block: BlockView, now: Now, preempted: bool) -> None:
         """Make it a candidate."""
-        block_id = block.block_id
-        entry = (self.key(block), block_id)
+        self._rank(block.block_id, self.key(block))
+
+    def _rank(self, block_id: int, key: tuple[float, ...]) -> None:
+        """A candidate from now on, or one whose key has changed."""
+        entry = (key, block_id)
         self._live[block_id] = entry
         heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._live) + 64:  # stale entries would pile up in a pool that seldom evicts
+        if len(self._heap) > 2 * len(self._live) + 32:  # stale entries would pile up in a pool that seldom evicts
             self._heap = list(self._live.values())
             heapq.heapify(self._heap)
 
     def hit(self, block: BlockView, now: Now) -> None:
         """Held again: no candidate."""
+        self._live.pop(block.block_id, None)
+
+    def withhold(self, block: BlockView, now: Now) -> None:
+        """No candidate; a hit may mean more to a subclass."""
         self._live.pop(block.block_id, None)
 
     def evict(self, block: BlockView, now: Now) -> None:
@@ -322,30 +365,106 @@ class BlockSizingPolicy(ABC):
 # -------------------------------------------------------------------- layout
 
 
+class RegionNeed(NamedTuple):
+    """A sequence that needs memory, as a layout is told of it.
+
+    `num_blocks`: needed now. `max_tokens`: limit of its output. `oracle_output_len`: its true output length where the workload knows
+    it; only layouts that say so in their name may read it.
+    """
+
+    num_blocks: int
+    num_prompt_tokens: int
+    max_tokens: int
+    oracle_output_len: int | None
+    max_model_len: int
+    block_size: int
+
+
 class LayoutPolicy(ABC):
-    """How a sequence's blocks lie in physical memory."""
+    """How a sequence's blocks lie in physical memory.
+
+    A layout that shares blocks places them one at a time, wherever there are enough. One that doesn't gives each sequence a region of
+    its own at entry; a sequence that outgrows it is regrown, and what lies elsewhere afterwards is copied.
+    """
 
     shares_blocks: ClassVar[bool] = True
     """False: blocks can't be shared (forks copy, prefix caching is refused): each sequence owns one region."""
 
-    def reserve_blocks(self, num_blocks: int, prompt_tokens: int, max_tokens: int, max_model_len: int, block_size: int) -> int:
-        """Blocks to take at entry for a sequence that needs `num_blocks` now. Default: no more than needed."""
-        return num_blocks
+    is_contiguous: ClassVar[bool] = False
+    """True: the block ids of a sequence are consecutive; the engine holds the layout to it."""
+
+    def reserve_blocks(self, need: RegionNeed) -> int:
+        """Blocks to take for a sequence that needs `need.num_blocks` now. Default: no more than needed. Asked where blocks aren't
+        shared. UserError: the layout can't say (an oracle without a prophecy)."""
+        return need.num_blocks
 
     @abstractmethod
     def place(self, num_blocks: int, free: FreeView) -> list[int] | None:
-        """Choose `num_blocks` free block ids, in table order; None when the layout can't (fragmentation). Changes nothing."""
+        """Choose `num_blocks` free block ids, in table order; None exactly if that is more than `largest_region(free)`. Changes nothing,
+        and may be asked without anything coming of it."""
+
+    def regrow(self, region: Sequence[int], num_blocks: int, free: FreeView) -> list[int] | None:
+        """Where a region that was outgrown goes on: `num_blocks` ids in table order, free ones or its own; None: no room. What changes
+        its place is copied (all is read before anything is written). Default: placed anew, over its own blocks too."""
+        return self.place(num_blocks, free.also(region))
+
+    def largest_region(self, free: FreeView) -> int:
+        """The most blocks that `place` could find. What is free beyond it is external fragmentation. Default: all that is free."""
+        return len(free)
+
+    def took(self, block_ids: Sequence[int]) -> None:
+        """These blocks of the gpu tier are in use from now on."""
+
+    def gave(self, block_id: int) -> None:
+        """This block is free again."""
+
+
+class SlotView(NamedTuple):
+    """A slot that nobody uses, as a layout with slots sees it: tokens kept in it from its last sequence, how many of them the new
+    sequence begins with, and the rank of its last release among all releases (-1: never used)."""
+
+    slot_id: int
+    num_kept_tokens: int
+    num_shared_tokens: int
+    released: int
+
+
+class SlotLayout(LayoutPolicy):
+    """A layout with a fixed number of slots. Each running sequence takes one; what it leaves there is kept until the slot is given to
+    another sequence, which goes on after the tokens that both begin with, or until blocks are short. Counted like a prefix cache."""
+
+    shares_blocks = False
+
+    @property
+    @abstractmethod
+    def num_slots(self) -> int:
+        """Sequences that may hold blocks at once."""
+
+    @abstractmethod
+    def choose_slot(self, num_tokens: int, slots: Sequence[SlotView]) -> int:
+        """`slot_id` of one of the unused `slots` (never empty, by id) for a sequence of `num_tokens` tokens. Changes nothing."""
+
+    def purge_slot(self, slots: Sequence[SlotView]) -> int:
+        """`slot_id` of the unused slot (each keeps something) that is emptied because blocks are short. Default: the first."""
+        return slots[0].slot_id
 
 
 class FreeView(Protocol):
     """The free blocks of a pool (nothing in them)."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the whole pool, free or not: ids are 0 to this - 1."""
     def __len__(self) -> int:
-        """How many."""
+        """How many are free."""
     def lowest(self, num_blocks: int) -> list[int]:
         """The lowest ids, ascending."""
     def first_run(self, num_blocks: int) -> int | None:
         """First id of the lowest run of `num_blocks` consecutive free blocks; None when there is none."""
+    def runs(self) -> list[tuple[int, int]]:
+        """(first id, length) of each longest run of consecutive free blocks, ascending."""
+    def also(self, block_ids: Sequence[int]) -> FreeView:
+        """What is free if these (in use now) are as well."""
 
 
 # --------------------------------------------------------------- compression

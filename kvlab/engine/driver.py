@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from kvlab.engine.engine import Engine
-from kvlab.types import Request, RequestRecord, UserError
+from kvlab.types import MissingOracle, Request, RequestRecord, UserError
 
 
 class RequestSource(Protocol):
@@ -49,6 +49,7 @@ def drive(engine: Engine, workload: RequestSource, on_progress: Callable[[Progre
         on_refused: what happens to a request that can never be served: "record" it and go on with the others, or "raise".
     Raises:
         UserError: a refused request, with on_refused="raise".
+        MissingOracle: the policies need what the workload does not know.
         IllegalDecision: a policy erred.
     """
     clock = engine.clock
@@ -67,7 +68,7 @@ def drive(engine: Engine, workload: RequestSource, on_progress: Callable[[Progre
             try:
                 engine.add_request(request)
             except UserError as error:
-                if on_refused == "raise":
+                if on_refused == "raise" or isinstance(error, MissingOracle):
                     raise
                 ended(engine.refuse(request, error, max(request.arrival_s, last_end_s)))
                 continue

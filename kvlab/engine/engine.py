@@ -149,13 +149,13 @@ class Engine:
         """Queue a request.
 
         Raises:
-            UserError: it can never be served (see `check_request`), or its id is in use. Nothing is changed.
+            UserError: it can never be served (see `check_request`), its id is in use, or a policy lacks the truth about it
+                (MissingOracle). Nothing is changed.
         """
         self.check_request(request)
         if request.request_id in self.groups:
             raise UserError(f"Request id {request.request_id!r} is in use. Give every request of a run its own id.")
         group_id = self._num_groups
-        self._num_groups += 1
         sampling = request.sampling
         seed = sampling.seed if sampling.seed is not None else request_seed(self.config.seed, request.request_id)
         max_output = min(sampling.max_tokens, self.config.max_model_len - len(request.prompt_token_ids))
@@ -164,13 +164,14 @@ class Engine:
         group.seqs.append(seq)
         if sampling.beam_width:
             group.beam = BeamState.of(seq.seq_id, sampling, self.eos_token_ids, max_output)
-        self.sequences[seq.seq_id] = seq
-        self.groups[request.request_id] = group
         group.pool_blocks = self.kv.pool.blocks
         now = Now(self._step, request.arrival_s)
         for tell in self._tell_arrived:
             tell(group, self.scheduler.queues, now)
         self.scheduler.waiting.add(group, now)
+        self._num_groups += 1
+        self.sequences[seq.seq_id] = seq
+        self.groups[request.request_id] = group
 
     def refuse(self, request: Request, error: UserError, now_s: float) -> RequestRecord:
         """Record a request that `add_request` would not take (for drivers that go on without it)."""

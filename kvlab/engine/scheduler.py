@@ -221,7 +221,7 @@ class Scheduler:
         return victim  # type: ignore[return-value]
 
     def _displace(self, head: SequenceGroup, build: PlanBuilder) -> bool:
-        """The scheduling policy may send a running group away for a waiting one that found no room. True: it did."""
+        """The scheduling policy may send a running group away for a waiting or swapped one that found no room. True: it did."""
         if not self._displaces:
             return False
         policy = self.policies.scheduling
@@ -299,11 +299,13 @@ class Scheduler:
 
     def _swapped_first(self, build: PlanBuilder) -> bool:
         """Whether the next swapped group goes before the head of the waiting queue: always, unless the policy sorts them together."""
-        head = None if self.policies.scheduling.preempted_first else self.waiting.head(build.now)
-        if head is None or "waiting" not in build.phases:
+        if self.policies.scheduling.preempted_first:
             return True
         entry = self.waiting.entry
         self.swapped.sort(key=lambda g: entry(g, build.now)[:2])
+        head = self.waiting.head(build.now)
+        if head is None or "waiting" not in build.phases:
+            return True
         return entry(self.swapped[0], build.now)[:2] < entry(head, build.now)[:2]
 
     def _num_running_seqs(self) -> int:
@@ -320,12 +322,16 @@ class Scheduler:
             if not work:
                 return self._block(group, "tokens", build)
             if self._num_running_seqs() + group.num_sequences > self.config.max_num_seqs:
+                if self._displace(group, build):
+                    continue
                 return self._block(group, "max_num_seqs", build)
             reason = self._admission(entry, build.now)
             if not reason and not self.kv.swapper.can_swap_in(group, self.kv.swapper.num_to_grow_swapped(group, growth)):
                 reason = "blocks"
             transfers = None if reason else self.kv.swapper.swap_in(group)
             if transfers is None:
+                if self.running and self._displace(group, build):
+                    continue
                 if self.running or build.work:
                     return self._block(group, reason or "blocks", build)
                 return self._give_up_swap(group, build)

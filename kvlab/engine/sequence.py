@@ -64,8 +64,10 @@ class SequenceGroup:
         self.arrival_s = request.arrival_s
         self.priority = request.priority
         self.tenant = request.tenant
-        self.oracle_output_len = request.oracle_output_len
         self.sampling = sampling = request.sampling
+        self.oracle_output_len = request.oracle_output_len
+        if self.oracle_output_len is None and sampling.has_known_length:
+            self.oracle_output_len = max_output
         self.seed = seed
         self.max_output = max_output
         self.max_tokens = max_output

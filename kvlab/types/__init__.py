@@ -1,6 +1,6 @@
 """Plain data that every part of kvlab speaks: plans and outcomes, requests, read-only views, events, errors."""
 
-from kvlab.types.errors import IllegalDecision, KvlabError, RequestTooLong, UserError, unknown_name
+from kvlab.types.errors import IllegalDecision, KvlabError, MissingOracle, RequestTooLong, UserError, unknown_name
 from kvlab.types.events import BlockEvent, Listener, RequestRecord, StepStats
 from kvlab.types.plan import (
     Admitted,
@@ -22,6 +22,6 @@ from kvlab.types.views import BlockView, GroupView, Now, PoolView, QueuesView
 
 __all__ = [
     "Admitted", "BlockCopy", "BlockEvent", "BlockTransfer", "BlockView", "Blocked", "Candidate", "GroupView", "IllegalDecision",
-    "KvlabError", "Listener", "Now", "Outcome", "Plan", "PoolView", "Preempted", "QueuesView", "RecordedStep", "Request", "RequestRecord",
-    "RequestTooLong", "SamplingParams", "ScheduledSeq", "SeqStart", "StepStats", "TokenLogprobs", "UserError", "unknown_name",
+    "KvlabError", "Listener", "MissingOracle", "Now", "Outcome", "Plan", "PoolView", "Preempted", "QueuesView", "RecordedStep", "Request",
+    "RequestRecord", "RequestTooLong", "SamplingParams", "ScheduledSeq", "SeqStart", "StepStats", "TokenLogprobs", "UserError", "unknown_name",
 ]  # fmt: skip

@@ -18,6 +18,10 @@ class RequestTooLong(UserError):
     """A request that can never fit in the KV pool; the message holds the blocks needed, those there are and what would fit."""
 
 
+class MissingOracle(UserError):
+    """A policy needs to know the true output length of a request, and the run's workload does not: the run can't go on."""
+
+
 class IllegalDecision(KvlabError, RuntimeError):
     """A policy decided something the engine cannot allow. The message names seam and policy, the decision and what is legal."""
 

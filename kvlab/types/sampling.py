@@ -82,3 +82,8 @@ class SamplingParams:
     def num_sequences(self) -> int:
         """Sequences the request holds while it decodes: beam_width, else n."""
         return self.beam_width or self.n
+
+    @property
+    def has_known_length(self) -> bool:
+        """Nothing but max_tokens ends the request: its output length is known beforehand."""
+        return self.ignore_eos and not self.stop and not self.stop_token_ids
