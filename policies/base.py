@@ -230,10 +230,6 @@ class EvictionPolicy(ABC):
     sees_future: bool = False
     """True: works only where the future is known (replay), and `foresee` tells it before the run."""
 
-    num_pinned: int = 0
-    """Blocks that no table holds and that it refuses to give up for now: to the pool they are in use, no candidates. May change with
-    `release`, `hit`, `evict` and `give_up_pins` only, and a release must not make candidates of others fewer."""
-
     queue_depth: int = 0
     """How many waiting groups `waiting` is told of; 0: it is never called. An instance may set its own."""
 
@@ -259,6 +255,12 @@ class EvictionPolicy(ABC):
 
     def release(self, block: BlockView, now: Now, preempted: bool) -> None:  # noqa: B027
         """The last table let go of `block` (`preempted`: because its request was preempted). Called tail first."""
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that no table holds and that it refuses to give up for now: to the pool they are in use, no candidates. May change with
+        `release`, `hit`, `evict` and `give_up_pins` only; no release pins another block."""
+        return 0
 
     def is_pinned(self, block_id: int) -> bool:
         """Whether it is one of the `num_pinned`."""

@@ -50,7 +50,7 @@ def list_policies(seam: str | None = None) -> list[PolicyRow]:
 def by_name(seam: str, name: str, **parameters: Any) -> Any:
     """A new policy. UserError: an unknown seam, name or parameter, a missing one, or a value the policy refuses.
 
-    For preemption, `mode` may be the name of a mode or be left out (recompute).
+    For preemption, `mode` may be the name of a mode or be left out (recompute); for eviction, `inner` may be the name of a policy.
     """
     rows = {row.name: row for row in list_policies(seam)}
     if name not in rows:
@@ -63,6 +63,8 @@ def by_name(seam: str, name: str, **parameters: Any) -> Any:
     if seam == "preemption" and "mode" in row.parameters:
         mode = parameters.get("mode", "recompute")
         parameters["mode"] = by_name("preemption/mode", mode) if isinstance(mode, str) else mode
+    if seam == "eviction" and isinstance(parameters.get("inner"), str):
+        parameters["inner"] = by_name("eviction", parameters["inner"])
     missing = [p for p, default in row.parameters.items() if default is inspect.Parameter.empty and p not in parameters]
     if missing:
         raise UserError(f"The {seam} policy {name} needs {', '.join(missing)}. Its parameters: {', '.join(row.parameters)}.")

@@ -11,7 +11,7 @@ import pytest
 
 from kvlab.policies import base
 from kvlab.policies.block_sizing import Fixed
-from kvlab.policies.eviction import Lru, Random
+from kvlab.policies.eviction import Lru, Pinned, Random
 from kvlab.policies.preemption.mode import Recompute
 from kvlab.policies.registry import list_policies
 from kvlab.testing import RULES, check_policy
@@ -178,6 +178,21 @@ class EvictsHeld(Lru):
         pass
 
 
+class MiscountsPins(Lru):
+    """Says that one block is pinned, and of none which."""
+
+    @property
+    def num_pinned(self) -> int:
+        return 1
+
+
+class KeepsPins(Pinned):
+    """Never gives up a pin."""
+
+    def give_up_pins(self, now: Now) -> bool:
+        return False
+
+
 class ForgetsVictim(base.EvictionPolicy):
     """Takes the victim from its list when asked, and never puts it back if it is not evicted."""
 
@@ -309,6 +324,7 @@ BROKEN: list[tuple[Callable[..., Any], str]] = [
     (UnknownQueue, "phases"), (Idles, "work conserving"), (ChunkOverBudget, "chunk range"), (NeverSplits, "progress"),
     (NoBudget, "token budget"), (AnswersYes, "admission answer"), (NegativeHeadroom, "headroom"), (InventsVictim, "victim"),
     (ForgetsMode, "mode"), (OtherMode, "mode"), (EvictsHeld, "victim"), (ForgetsVictim, "never fails|remembers"),
+    (MiscountsPins, "pins"), (KeepsPins, "pins"),
     (IgnoresResets, "never fails|victim"), (PilesUp, "bounded metadata"), (HalfReset, "reset"), (Unchained, "keys"),
     (Concatenated, "keys"), (Unsalted, "keys"), (ZeroBlockSize, "block size"), (PlacesAnywhere, "placement"),
     (NeverPlaces, "placement"), (ReservesTooLittle, "reservation"), (WindowOffByOne, "droppable"), (LosslessWindow, "droppable"),

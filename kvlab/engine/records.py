@@ -60,7 +60,7 @@ class StatsMaker:
             else:
                 context, waste, held = self._group_occupancy(group)
                 num_ctx, wasted, num_held = num_ctx + context, wasted + waste, num_held + held
-        return num_seqs, num_ctx, wasted, num_held - self._kv.pool.num_used
+        return num_seqs, num_ctx, wasted, num_held - self._kv.pool.num_held
 
     def _group_occupancy(self, group: SequenceGroup) -> tuple[int, int, int]:
         """(tokens, unfilled slots, blocks held) of a group whose sequences share blocks or have regions set aside: each physical

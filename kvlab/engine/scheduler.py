@@ -203,9 +203,12 @@ class Scheduler:
 
     # -------------------------------------------------------------- preemption
 
-    def _make_room(self, group: SequenceGroup, build: PlanBuilder) -> SequenceGroup:
-        """Someone gives way to `group`; returns who left running (`group` itself, when it was chosen or nobody else is there)."""
+    def _make_room(self, group: SequenceGroup, build: PlanBuilder) -> SequenceGroup | None:
+        """Someone gives way to `group`; returns who left running (`group` itself, when it was chosen or nobody else is there). None: the
+        eviction policy gave up its pins instead."""
         if len(self.running) == 1:
+            if self.kv.pool.give_up_pins():
+                return None
             self._end_for_capacity(group, build)
             return group
         policy = self.policies.preemption
@@ -334,6 +337,8 @@ class Scheduler:
                     continue
                 if self.running or build.work:
                     return self._block(group, reason or "blocks", build)
+                if self.kv.pool.give_up_pins():
+                    continue
                 return self._give_up_swap(group, build)
             grown = self.kv.grow(growth)
             assert grown, "counted with the entry"
@@ -378,6 +383,8 @@ class Scheduler:
                 if self._displace(group, build):
                     continue
                 return self._block(group, reason or "blocks", build)
+            if self.kv.pool.give_up_pins():
+                continue
             self.waiting.pop_head()  # the whole pool is its own, and too small
             group.status = FINISHED
             build.ended.append((group.group_id, group.request_id, "kv_capacity"))

@@ -42,6 +42,14 @@ class ModelPool:
         policy.bind(num_blocks)
 
     def candidates(self) -> list[int]:
+        """Ids of cached blocks that nobody holds and that the policy has not pinned, ascending."""
+        unheld = self.unheld()
+        pinned = [block_id for block_id in unheld if self.policy.is_pinned(block_id)]
+        what = f"num_pinned is {self.policy.num_pinned}; of the blocks that nobody holds {pinned} are pinned"
+        self.rules.require(len(pinned) == self.policy.num_pinned, "pins", what)
+        return [block_id for block_id in unheld if block_id not in pinned]
+
+    def unheld(self) -> list[int]:
         """Ids of cached blocks that nobody holds, ascending."""
         return sorted(block.block_id for block in self.cached.values() if not block.ref_count)
 
@@ -101,10 +109,25 @@ class ModelPool:
             if not block.ref_count:
                 self.tick += 1
                 set_view(block, used_tick=self.tick, used_s=self.now.now_s)
+                before = set(self.candidates()) - {block.block_id} if self.policy.num_pinned else set()
                 self.policy.release(block, self.now, preempted)
+                lost = before - set(self.candidates())
+                self.rules.require(not lost, "pins", f"the release of block {block.block_id} pinned {sorted(lost)}")
+
+    def give_up_pins(self) -> None:
+        """Ask for the pins: none is left, and the answer says whether there were any."""
+        unheld, num_pinned = self.unheld(), self.policy.num_pinned
+        had_some = self.policy.give_up_pins(self.now)
+        self.rules.require(had_some is (num_pinned > 0), "pins", f"of {num_pinned} pins give_up_pins() says {had_some!r}")
+        self.rules.require(self.candidates() == unheld, "pins", f"candidates are {self.candidates()}, nobody holds {unheld}")
 
     def drain(self) -> None:
-        """Evict every candidate, one after the other, each exactly once."""
+        """Evict every candidate, one after the other, each exactly once; then those that were pinned."""
+        self._evict_all()
+        self.give_up_pins()
+        self._evict_all()
+
+    def _evict_all(self) -> None:
         expected = self.candidates()
         gone = []
         while self.candidates():
@@ -122,6 +145,10 @@ def drive_eviction(policy: EvictionPolicy, rng: Random, rules: Rules) -> list[ob
     held: list[list[Block]] = []
     for step in range(80):
         pool.now = Now(step, step * 0.25)
+        if policy.queue_depth:
+            policy.waiting([_contents(rng) for _ in range(rng.randint(0, policy.queue_depth))], pool.now)
+        if rng.random() < 0.03:
+            pool.give_up_pins()
         action = rng.random()
         if action < 0.6:
             blocks = pool.acquire(_contents(rng))
@@ -132,7 +159,7 @@ def drive_eviction(policy: EvictionPolicy, rng: Random, rules: Rules) -> list[ob
         if rng.random() < 0.1 and pool.candidates():
             pool.ask()  # and nothing is evicted: it stays a candidate
         if rng.random() < 0.03 and not held:  # the cache is reset: blocks go that the policy did not choose
-            for block_id in pool.candidates():
+            for block_id in pool.unheld():
                 pool.evict(block_id)
     for blocks in held:
         pool.release(blocks, preempted=False)

@@ -34,7 +34,7 @@ def check_drained(engine: Engine) -> None:
     assert not engine.sequences, f"sequences {sorted(engine.sequences)} live without a request"
     kv = engine.kv
     for pool in (kv.pool, kv.cpu_pool):
-        assert pool.num_used == 0, f"{pool.num_used} blocks of tier {pool.tier} are held by nobody's table"
+        assert pool.num_held == 0, f"{pool.num_held} blocks of tier {pool.tier} are held by nobody's table"
     assert not kv.pending_copies, f"copies {kv.pending_copies} of nobody"
     assert not kv.spare, f"regions of groups {sorted(kv.spare)} are kept for nobody"
     assert not engine.scheduler.forked, "the runner is to start sequences that have ended"
@@ -84,8 +84,10 @@ def _check_pool(pool: BlockPool, held: Counter[int]) -> None:
     name = f"tier {pool.tier}"
     assert len(pool.blocks) == pool.num_blocks
     free = [b.block_id for b in pool.blocks if b.block_id in pool.free]
-    evictable = [b.block_id for b in pool.blocks if b.content and b.ref_count == 0]
-    used = [b.block_id for b in pool.blocks if b.ref_count > 0]
+    pinned = [b.block_id for b in pool.blocks if b.content and b.ref_count == 0 and pool.eviction and pool.eviction.is_pinned(b.block_id)]
+    assert len(pinned) == pool.num_pinned, f"{name}: {len(pinned)} blocks are pinned, {pool.num_pinned} counted"
+    evictable = [b.block_id for b in pool.blocks if b.content and b.ref_count == 0 and b.block_id not in pinned]
+    used = [b.block_id for b in pool.blocks if b.ref_count > 0] + pinned
     assert len(free) == pool.num_free, f"{name}: {len(free)} blocks are marked free, {pool.num_free} counted"
     assert len(evictable) == pool.num_evictable, f"{name}: {len(evictable)} blocks are evictable, {pool.num_evictable} counted"
     assert len(used) == pool.num_used, f"{name}: {len(used)} blocks are used, {pool.num_used} counted"

@@ -36,6 +36,7 @@ RULES: dict[str, str] = {
     "victim": "a victim is one of the candidates",
     "mode": "`mode` is a PreemptionMode that answers recompute or swap; `protect_oldest` is true or false",
     "remembers": "a candidate stays one until its evict or hit: victim() forgets nothing",
+    "pins": "num_pinned and is_pinned agree on blocks that nobody holds, give_up_pins leaves none, and no release pins another block",
     "bounded metadata": "what it remembers grows with the pool, not with the run",
     "keys": "keys are bytes, differ when tokens, parents or salts differ, and are equal in every object",
     "block size": "a positive integer",

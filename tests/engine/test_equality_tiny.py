@@ -163,7 +163,7 @@ def check_tokens(case: Case, engine: Engine, log: Log) -> None:
     """Serve the case's requests; tokens as undisturbed. Then, with an empty cache, the last one twice: the second finds the first's."""
     serve(engine, requests_of(case["kind"]), check=False)
     assert log.outputs == undisturbed(case["kind"])
-    assert engine.kv.pool.num_used == engine.kv.cpu_pool.num_used == 0
+    assert engine.kv.pool.num_held == engine.kv.cpu_pool.num_used == 0
     last = requests_of(case["kind"])[-1]
     assert engine.reset_prefix_cache()
     for name in AGAIN:

@@ -182,8 +182,8 @@ class Play:
                     self.num_steps += 1
                     check_invariants(self.engine)
         elif kind == "reset":
-            used = self.engine.kv.pool.num_used
-            assert self.engine.reset_prefix_cache() is (used == 0)
+            held = self.engine.kv.pool.num_held
+            assert self.engine.reset_prefix_cache() is (held == 0)
         elif self.requests:
             name = self.requests[arguments[0] % len(self.requests)].request_id
             if kind == "abort":

@@ -1,0 +1,84 @@
+"""Marconi: recency and FLOPs saved per byte."""
+
+from __future__ import annotations
+
+from kvlab.policies.base import EvictionPolicy, require
+from kvlab.policies.eviction._flops import block_flops
+from kvlab.policies.eviction._heap import KeyHeap
+from kvlab.types import BlockView, Now
+
+RENEWALS = 16
+"""The spans are measured so many times while as many blocks as there are candidates go."""
+
+
+class Marconi(EvictionPolicy):
+    """The block goes whose recency + alpha x FLOPs saved per byte is smallest, both on a scale from 0 to 1 over the candidates: of two
+    used at about the same time the deeper one stays, since attention makes it dearer to compute again.
+
+    Source: Pan et al., "Marconi: prefix caching for the era of hybrid LLMs" (MLSys 2025), section 4.2, https://arxiv.org/abs/2411.19379
+    Parameters: alpha: weight of the FLOPs, at least 0 (0: lru). num_params: parameters of the model, num_layers: its layers,
+        hidden_size: query heads x head size (defaults: Llama 3 8B).
+    Deviations: recency is the tick of the last use. Every block has the same bytes, so FLOPs per byte are those of its own tokens
+        (2 P B + 4 L H (d B^2 + B (B + 1) / 2) at depth d with B tokens, P parameters, L layers, hidden size H). The ends of the two scales
+        are taken anew each time a sixteenth of the candidates has gone, and hold until then: exact below 32 candidates, O(log n) always.
+        alpha is given; Marconi finds it by replaying past requests.
+    """
+
+    def __init__(self, alpha: float = 1.0, num_params: float = 8.03e9, num_layers: int = 32, hidden_size: int = 4096) -> None:
+        for name, value in (("num_params", num_params), ("num_layers", num_layers), ("hidden_size", hidden_size)):
+            require(_is_number(value) and value > 0, self, name, value, "a number above 0")
+        require(_is_number(alpha) and alpha >= 0, self, "alpha", alpha, "a number of at least 0")
+        self.alpha = alpha
+        self.num_params = num_params
+        self.num_layers = num_layers
+        self.hidden_size = hidden_size
+        self.reset()
+
+    def reset(self) -> None:
+        """As new."""
+        self._candidates: dict[int, tuple[int, float]] = {}  # block id -> tick of last use, FLOPs
+        self._ticks_per_flop = 0.0  # alpha x (span of ticks / span of FLOPs), as last measured
+        self._heap = KeyHeap()
+        self._num_left = 0  # evictions until it is measured again
+
+    def release(self, block: BlockView, now: Now, preempted: bool) -> None:
+        """A candidate."""
+        flops = block_flops(block.depth, block.num_tokens, self.num_params, self.num_layers, self.hidden_size)
+        self._candidates[block.block_id] = (block.used_tick, flops)
+        self._heap.push(block.block_id, (block.used_tick + self._ticks_per_flop * flops, block.used_tick))
+
+    def hit(self, block: BlockView, now: Now) -> None:
+        """Held."""
+        self._drop(block)
+
+    def withhold(self, block: BlockView, now: Now) -> None:
+        """No candidate."""
+        self._drop(block)
+
+    def evict(self, block: BlockView, now: Now) -> None:
+        """Gone."""
+        self._drop(block)
+        self._num_left -= 1
+
+    def _drop(self, block: BlockView) -> None:
+        self._candidates.pop(block.block_id, None)
+        self._heap.drop(block.block_id)
+
+    def victim(self, now: Now) -> int:
+        """The smallest sum."""
+        if self._num_left <= 0 or len(self._candidates) < 2 * RENEWALS:
+            self._measure()
+        return self._heap.first()
+
+    def _measure(self) -> None:
+        """Both scales from all candidates: recency / span + alpha x FLOPs / span sorts as recency + alpha x (span / span) x FLOPs."""
+        ticks, flops = zip(*self._candidates.values(), strict=True)
+        span_of_flops = max(flops) - min(flops)
+        self._ticks_per_flop = self.alpha * (max(ticks) - min(ticks)) / span_of_flops if span_of_flops else 0.0
+        self._num_left = len(self._candidates) // RENEWALS
+        weight = self._ticks_per_flop
+        self._heap = KeyHeap.of(((tick + weight * cost, tick), block_id) for block_id, (tick, cost) in self._candidates.items())
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
