@@ -136,8 +136,7 @@ class KVCacheManager:
 
     def num_available(self, hits: Sequence[int]) -> int:
         """free + evictable blocks other than `hits`."""
-        blocks = self.pool.blocks
-        return self.pool.num_available - sum(1 for b in hits if blocks[b].ref_count == 0)
+        return self.pool.num_available - self.pool.num_evictable_of(hits)
 
     def can_enter(self, group: Group, hits: list[int], num_tokens: int) -> bool:
         """Whether `enter` would succeed."""

@@ -4,6 +4,7 @@
     used        ref_count >= 1: held by that many tables
     evictable   published, ref_count 0: still findable by content, may be evicted        free + used + evictable = num_blocks
 
+A block that the eviction policy has pinned counts as used, though no table holds it: it is not there for an allocation.
 Failure to allocate is a value (None) and changes nothing.
 """
 
@@ -107,7 +108,7 @@ class BlockPool:
         self.on_event = on_event
         self.blocks = [CachedBlock(block_id, block_size) for block_id in range(num_blocks)]
         self.free = FreeBlocks(num_blocks)
-        self.num_evictable = 0
+        self._num_unheld = 0  # published, ref_count 0
         self.num_evicted = 0
         self.by_content: dict[bytes, CachedBlock] = {}
         self.tick = 0
@@ -122,14 +123,41 @@ class BlockPool:
         return len(self.free)
 
     @property
-    def num_used(self) -> int:
+    def num_pinned(self) -> int:
+        """Blocks that no table holds and that the eviction policy will not give up for now."""
+        return self.eviction.num_pinned if self.eviction is not None else 0
+
+    @property
+    def num_evictable(self) -> int:
+        """Published blocks that no table holds and that may be evicted."""
+        return self._num_unheld - self.num_pinned
+
+    @property
+    def num_held(self) -> int:
         """Blocks held by at least one table."""
-        return self.num_blocks - len(self.free) - self.num_evictable
+        return self.num_blocks - len(self.free) - self._num_unheld
+
+    @property
+    def num_used(self) -> int:
+        """Blocks held by at least one table, or pinned."""
+        return self.num_held + self.num_pinned
 
     @property
     def num_available(self) -> int:
         """Blocks that an allocation could have: free and evictable."""
         return len(self.free) + self.num_evictable
+
+    def num_evictable_of(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks are evictable."""
+        unheld = [b for b in block_ids if self.blocks[b].ref_count == 0 and b not in self.free]
+        if self.num_pinned:
+            assert self.eviction is not None
+            return sum(not self.eviction.is_pinned(b) for b in unheld)
+        return len(unheld)
+
+    def give_up_pins(self) -> bool:
+        """Ask the eviction policy for its pins, so that they become evictable: some request would end without them. False: it has none."""
+        return bool(self.num_pinned and self.eviction is not None and self.eviction.give_up_pins(self.now))
 
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Take `num_blocks` blocks, each with ref_count 1; None (and nothing changed) when there are not so many.
@@ -175,7 +203,7 @@ class BlockPool:
         for block_id in block_ids:
             block = self.blocks[block_id]
             if block.ref_count == 0:
-                self.num_evictable -= 1
+                self._num_unheld -= 1
             block.ref_count += 1
             block.num_hits += 1
             self.tick += 1
@@ -199,7 +227,7 @@ class BlockPool:
                     self.on_event("free", self.tier, block)
                 continue
             assert self.eviction is not None
-            self.num_evictable += 1
+            self._num_unheld += 1
             self.tick += 1
             block.used_tick = self.tick
             block.used_s = self.now.now_s
@@ -246,12 +274,12 @@ class BlockPool:
             self.on_forget(block.content)
         del self.by_content[block.content]
         block.content, block.parent = b"", None
-        self.num_evictable -= 1
+        self._num_unheld -= 1
         self.free.give(block.block_id)
 
     def reset_cache(self) -> bool:
         """Forget all cached content. False, and nothing changed, while some table holds a block."""
-        if self.num_used:
+        if self.num_held:
             return False
         for block in sorted(self.by_content.values(), key=attrgetter("block_id")):
             self._forget(block)
