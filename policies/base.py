@@ -344,6 +344,19 @@ class PrefixCachePolicy(ABC):
 
     enabled: ClassVar[bool] = True
 
+    token_tree: ClassVar[bool] = False
+    """True: a prefix is found by walking a tree of tokens, leaves are evicted first, and a block whose content is cached already gives
+    way to the first. False: it is found by the keys of its blocks, whatever their order of eviction, and duplicates stay."""
+
+    min_match_tokens: int = 0
+    """A cached prefix of fewer tokens is not used."""
+
+    cache_generated: bool = True
+    """False: only blocks that lie wholly inside a prompt are published."""
+
+    partial_block_copy: bool = False
+    """True (trees only): the shared first tokens of the next cached block are copied into the request's own block, and are hits."""
+
     @abstractmethod
     def root(self, cache_salt: str) -> bytes:
         """Key that stands before the first block. Different salts must give different roots."""

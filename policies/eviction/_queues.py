@@ -86,7 +86,7 @@ class SegmentedLru:
     """Two LRU lists: probation for blocks never hit in here, protected for the others. Held blocks count but lie in no list: they
     return at the end when they are let go. What exceeds `protected_capacity` falls back to the end of probation."""
 
-    __slots__ = ("_is_protected", "_num_protected", "_protected", "_protected_capacity", "_probation")
+    __slots__ = ("_is_protected", "_num_protected", "_probation", "_protected", "_protected_capacity")
 
     def __init__(self, protected_capacity: int) -> None:
         self._protected_capacity = protected_capacity

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 from kvlab.policies.base import KeyEviction
 from kvlab.types import BlockView, Now, UserError
@@ -20,7 +19,7 @@ class Belady(KeyEviction):
         Among blocks never used again the one used longest ago goes.
     """
 
-    sees_future: ClassVar[bool] = True
+    sees_future = True
 
     def reset(self) -> None:
         """As new: without a future."""
@@ -30,7 +29,7 @@ class Belady(KeyEviction):
         self._first: list[int] = []  # by request: its first position; at last the number of accesses
         self._upcoming: dict[bytes, int] = {}  # content -> its first position not yet passed
         self._request = 0
-        self._blocks: dict[bytes, BlockView] = {}
+        self._block_id: dict[bytes, int] = {}  # of contents in the cache
 
     def foresee(self, accesses: Iterable[Sequence[bytes]]) -> None:
         """Note the next position of each access."""
@@ -59,7 +58,7 @@ class Belady(KeyEviction):
 
     def insert(self, block: BlockView, now: Now) -> None:
         """An access."""
-        self._blocks[block.content] = block
+        self._block_id[block.content] = block.block_id
         self._pass(block, now)
 
     def hit(self, block: BlockView, now: Now) -> None:
@@ -89,9 +88,10 @@ class Belady(KeyEviction):
             while position < start:
                 position = self._next[position]
             upcoming[content] = position
-            block = self._blocks.get(content)
-            if block is not None and block.block_id in self._live:
-                self.release(block, now, preempted=False)
+            block_id = self._block_id.get(content, -1)
+            if block_id in self._live:
+                (_, used_tick), _ = self._live[block_id]
+                self._rank(block_id, (-position, used_tick))
         self._request = now.step
 
     def victim(self, now: Now) -> int:
@@ -103,4 +103,4 @@ class Belady(KeyEviction):
     def evict(self, block: BlockView, now: Now) -> None:
         """Gone."""
         super().evict(block, now)
-        del self._blocks[block.content]
+        del self._block_id[block.content]
