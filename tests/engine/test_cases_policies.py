@@ -115,7 +115,8 @@ def test_each_scheduling_policy_serves_in_its_own_order(scheduling: str) -> None
 
 
 # Four running requests; the first is the oldest. (name, prompt tokens, priority) -> who gives way first.
-VICTIM = {"lifo": "d", "priority": "b", "least_computed": "c"}
+# At the first preemption b and d have 10 tokens each in 3 blocks, 8 of them published, c has 4 in 1, all published (it loses nothing).
+VICTIM = {"lifo": "d", "priority": "b", "least_computed": "c", "most_computed": "d", "most_blocks": "d", "cost_aware": "c", "random": "d"}
 
 
 @pytest.mark.parametrize("victim", policy_names("preemption"))
@@ -170,10 +171,14 @@ def test_static_batching_admits_nobody_while_a_batch_runs_and_walkthrough_does()
     ("admission", "parameters", "steps"),
     [("none", {}, {6: 1, 7: 1}), ("watermark", {"fraction": 0.0}, {6: 1, 7: 1}), ("watermark", {"fraction": 0.5}, {6: 9, 7: 9}),
      ("watermark", {"fraction": 0.0, "full_sequence": True}, {6: 9, 7: 1}), ("full_sequence", {}, {6: 9, 7: 1}),
-     ("reserve_all", {}, {6: 9, 7: 9})],
+     ("none", {"full_sequence": True}, {6: 9, 7: 1}), ("adaptive", {}, {6: 1, 7: 1}), ("adaptive", {"full_sequence": True}, {6: 9, 7: 1}),
+     # reserve_all: 5 + 2 to come of 7 free. expected_output: 20 tokens and in step 4, its 4th output there, 0.697 * 5: 23.5 of 24 free.
+     # past_future: 12 + 16 held and 2 * 1 when who asks ends: 30 of 32.
+     ("reserve_all", {}, {6: 9, 7: 9, 9: 9, 10: 1}), ("expected_output", {}, {7: 9, 8: 9, 9: 4, 10: 1}),
+     ("past_future", {}, {6: 9, 7: 9, 8: 1})],
 )  # fmt: skip
 def test_each_admission_policy_lets_in_at_its_own_step(admission: str, parameters: dict[str, Any], steps: dict[int, int]) -> None:
-    """Pools of 6 and 7 blocks of 4. 8 + 9 tokens run until step 8, then a prompt of 16 asks: at once, or when that has ended."""
+    """Pools of 6 to 10 blocks of 4. 8 + 9 tokens run until step 8, then a prompt of 16 asks: at once, or when that has ended."""
     for num_blocks, step in steps.items():
         engine, log = make_engine(
             num_blocks, 4, policies(admission=by_name("admission", admission, **parameters)), max_num_batched_tokens=8
@@ -187,4 +192,4 @@ def test_each_admission_policy_lets_in_at_its_own_step(admission: str, parameter
 
 def test_every_admission_policy_has_a_row_above() -> None:
     """A new policy is added to the table."""
-    assert policy_names("admission") == ["full_sequence", "none", "reserve_all", "watermark"]
+    assert policy_names("admission") == ["adaptive", "expected_output", "full_sequence", "none", "past_future", "reserve_all", "watermark"]
