@@ -21,8 +21,8 @@ Outputs = tuple[tuple[tuple[int, ...], str], ...]
 
 
 def policy_names(seam: str) -> list[str]:
-    """Every policy of a seam, as the registry finds them: a new file is tested without a change here."""
-    return [row.name for row in list_policies(seam)]
+    """Every policy of a seam that an engine can use, as the registry finds them: a new file is tested without a change here."""
+    return [row.name for row in list_policies(seam) if not getattr(row.cls, "sees_future", False)]
 
 
 class Log:

@@ -120,7 +120,7 @@ def test_command_line_wins_over_a_preset() -> None:
     ("overrides", "near", "listed"),
     [
         (["evction=lru"], "eviction", "prefix_cache"),
-        (["eviction=lrru"], "lru", "fifo, lfu, lru, random"),
+        (["eviction=lrru"], "lru", "fifo, filo, gdsf"),
         (["blok_size=3"], "block_size", "num_blocks"),
         (["+blok_size=3"], "block_size", "num_blocks"),
         (["preemption/mode=swp"], "swap", "cheaper_of_both, recompute, swap"),
@@ -184,7 +184,7 @@ def test_values_are_checked_before_anything_loads(override: str, allowed: str) -
         ("block_size", "KEY=VALUE"),
         ("block_size=8,16", "-m"),
         ("run=[1", "can't be read"),
-        ("eviction=null", "Valid: fifo, lfu, lru, random"),
+        ("eviction=null", "Valid: arc, belady, clock"),
         ("~eviction", "eviction"),
     ],
 )

@@ -377,7 +377,7 @@ def test_help_exits_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == OK
     out = capsys.readouterr().out
     assert "python -m kvlab.experiment +policy=lru" in out
-    assert "eviction: fifo, lfu, lru, random" in out
+    assert "eviction: arc, belady, clock" in out
     assert main(["--cfg", "job", "eviction=fifo"]) == OK
     assert "kvlab.policies.eviction.fifo.Fifo" in capsys.readouterr().out
 
