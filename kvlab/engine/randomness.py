@@ -60,3 +60,10 @@ def mixed(seed: int, number: int) -> int:
     x = (seed * 0x9E3779B97F4A7C15 + number + 1) * 0xBF58476D1CE4E5B9 & mask  # splitmix64's finaliser
     x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
     return x ^ x >> 31
+
+
+def mixed_each(seeds: Words, numbers: Words | np.uint64) -> Words:
+    """`mixed` of arrays of 64-bit words."""
+    x: Words = (seeds * np.uint64(0x9E3779B97F4A7C15) + numbers + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.engine.beam import num_beam_candidates
-from kvlab.engine.randomness import mixed
+from kvlab.engine.randomness import mixed, mixed_each
 from kvlab.engine.stopping import end_token_ids
 from kvlab.types import Candidate, SamplingParams
 
@@ -57,13 +57,32 @@ class FakeModel:
 
     def next_token(self, prefix_hash: int, position: int, num_prompt: int, sampling: SamplingParams, seed: int, stream: int) -> int:
         """The token at `position`: greedy from the prefix alone, sampled from (seed, stream, position) too."""
-        salt = mixed(mixed(seed & _MASK, stream), position) if sampling.temperature > 0 else 0
+        salt = mixed(self.salt(seed, stream), position) if sampling.temperature > 0 else 0
         masked = end_token_ids(sampling, self.eos_token_ids) if position - num_prompt < sampling.min_tokens else ()
         for draw in range(64):
             token = mixed(prefix_hash ^ salt, draw) % self.vocab_size
             if token not in masked:
                 return token
         return next(t for t in range(self.vocab_size) if t not in masked)
+
+    @staticmethod
+    def salt(seed: int, stream: int) -> int:
+        """What a sampled sequence's tokens depend on beside its prefix and the position."""
+        return mixed(seed & _MASK, stream)
+
+    @staticmethod
+    def hash_each(ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        """`hash_tokens` of single tokens of many sequences."""
+        weights: npt.NDArray[np.uint64] = position_weights(int(positions.max()) + 1)[positions]
+        return (ids + np.uint64(1)) * weights
+
+    def next_tokens(self, hashes: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], salts: npt.NDArray[np.uint64],
+                    is_sampled: npt.NDArray[np.bool_]) -> list[int]:  # fmt: skip
+        """`next_token` of many sequences of which nothing is masked. salts: as `salt` gives them."""
+        if is_sampled.any():
+            hashes = np.where(is_sampled, hashes ^ mixed_each(salts, positions.astype(np.uint64)), hashes)
+        tokens: list[int] = (mixed_each(hashes, np.uint64(0)) % np.uint64(self.vocab_size)).tolist()
+        return tokens
 
     def candidates(self, prefix_hash: int, sampling: SamplingParams) -> tuple[Candidate, ...]:
         """Distinct continuations with falling made-up log-probabilities."""
