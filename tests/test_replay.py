@@ -84,7 +84,9 @@ def test_token_and_request_rates_differ_from_block_rates(tmp_path: Path) -> None
     assert result.token_hit_rate == 1212 / 2512
     assert result.prefix_hit_rate == 3 / 7
     assert result.request_hit_rate == (0 + 1 + 0.5 + 0) / 4
-    assert result.row()["token_hit_rate"] == 1212 / 2512
+    row = result.row()
+    assert (row["token_hit_rate_prefix"], row["block_hit_rate_prefix"], row["block_hit_rate_any"]) == (1212 / 2512, 3 / 7, 3 / 7)
+    assert (row["request_hit_rate_prefix"], row["request_hit_rate_any"], row["warmup_requests"]) == (0.375, 0.375, 0)
 
 
 def test_the_policy_hears_the_events_of_the_engine() -> None:
@@ -136,7 +138,7 @@ def test_no_eviction_while_there_is_room() -> None:
     assert np.array_equal(result.prefix_hits_per_request, [0, 3])
 
 
-@pytest.mark.parametrize("capacity", [0, -5, 1.0, 0.0, 2.5, True, "10"])
+@pytest.mark.parametrize("capacity", [0, -5, 1.0, 0.0, 2.5, True, "0", "1.5", "many", float("nan"), None])
 def test_a_wrong_capacity_is_refused(capacity: Any) -> None:
     with pytest.raises(UserError, match="is not allowed: blocks"):
         replay([[1]], "lru", capacity)
@@ -163,14 +165,24 @@ def test_an_illegal_victim_is_reported_with_the_policys_name() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"hash_ids": [1]}\n{"hash_ids": [1}\n', r"line 2: not JSON .* column 16"),
-        ('{"hash_ids": [1]}\n\n{"timestamp": 3}\n', r"line 3: no hash_ids"),
-        ('{"hash_ids": [1]}\n[1, 2]\n', r"line 2: no hash_ids"),
-        ('{"hash_ids": [1, "a"]}\n', r"line 1: hash_ids is not a list of integers"),
-        ('{"hash_ids": [1, true]}\n', r"line 1: hash_ids is not a list of integers"),
-        ('{"hash_ids": 7}\n', r"line 1: hash_ids is not a list of integers"),
-        ('{"hash_ids": [1], "timestamp": "now"}\n', r"line 1: timestamp = 'now' is not a number"),
-        ('{"hash_ids": [1], "input_length": -1}\n', r"line 1: input_length = -1 is not a number of tokens"),
+        ('{"hash_ids": [1]}\n{"hash_ids": [1}\n', r"line 2: broken JSON .* column 16"),
+        ('{"hash_ids": [1]}\n\n{"timestamp": 3}\n', r"line 3: the field 'hash_ids' is missing"),
+        ('{"hash_ids": [1]}\n[1, 2]\n', r"line 2: a JSON object is expected, not list"),
+        ('{"hash_ids": [1, "a"]}\n', r"line 1: hash_ids must be a list of whole numbers >= 0"),
+        ('{"hash_ids": [1, true]}\n', r"line 1: hash_ids must be a list of whole numbers >= 0"),
+        ('{"hash_ids": 7}\n', r"line 1: hash_ids must be a list of whole numbers >= 0"),
+        ('{"hash_ids": [1], "timestamp": "now"}\n', r"line 1: timestamp = 'now' is not allowed: milliseconds"),
+        ('{"hash_ids": [1], "input_length": -1}\n', r"line 1: input length -1 is negative"),
+        ('{"hash_ids": [1], "input_length": 513}\n', r"line 1: 1 hash_ids for 513 input tokens; there must be one per 512 tokens"),
+        ('{"hash_ids": [1, 2], "input_length": 32}\n', r"The ids fit blocks of 16 tokens: say trace_block_tokens=16 if that"),
+        (
+            '{"hash_ids": [1], "input_length": 32}\n{"hash_ids": [1, 2], "input_length": 32}\n',
+            r"line 2: .* They fit blocks of 16 tokens: one trace can't mix block sizes",
+        ),
+        ('{"hash_ids": [1], "input_length": 9}\n{"hash_ids": [1]}\n', r"line 2: no input_length, unlike the rows before"),
+        ('{"hash_ids": [1]}\n{"hash_ids": [1], "input_length": 9}\n', r"line 2: an input_length, unlike the rows before"),
+        ("when,what\n5,6\n", r"'when,what' is no header of a known CSV format"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", r"is a Git LFS pointer, not the trace"),
         ("5\n6\n7 8\n", r"line 3: '7 8' is not one block id"),
         ("\n\n", r"holds no requests"),
     ],
@@ -193,7 +205,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     plain.write_text('{"hash_ids": [1]}\n')
     with pytest.raises(UserError, match="damaged gzip data"):
         replay(plain, "lru", 3)
-    with pytest.raises(UserError, match="holds no requests"):
+    with pytest.raises(UserError, match="The trace requests holds no requests"):
         replay([], "lru", 3)
     with pytest.raises(UserError, match=r"single accesses: \[\[1\], \[2\]\]"):
         replay([1, 2], "lru", 3)  # type: ignore[list-item]
@@ -210,7 +222,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "words.txt: 6 requests, 6 blocks; semantics access, no warm-up left out"
     # LRU: a, b, hit a, c evicts b, hit a, b. FIFO: a, b, hit a, c evicts a, a evicts b, b evicts c. 0.99 of 3 distinct: 2 blocks.
-    assert [line.split()[:4] for line in lines[2:]] == [
+    assert [line.split()[:4] for line in lines[3:]] == [
         ["lru", "2", "2", "2"], ["lru", "2", "2", "2"], ["fifo", "2", "1", "1"], ["fifo", "2", "1", "1"],
     ]  # fmt: skip
 
@@ -220,15 +232,28 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["trace.txt", "eviction=lrru"], "Did you mean 'lru'"),
         (["trace.txt", "policy=lru"], "Unknown option 'policy'"),
-        (["trace.txt", "capacity=many"], "capacity = 'many' is not a number"),
-        (["trace.txt", "capacity=0"], "capacity = 0 is not allowed"),
+        (["trace.txt", "capacity=many"], "capacity = 'many' is not allowed: blocks"),
+        (["trace.txt", "capacity=0"], "capacity = '0' is not allowed"),
         (["one.txt", "two.txt"], "One trace is needed, 2 were given"),
         (["missing.txt"], "There is no trace 'missing.txt'"),
         (["trace.txt", "semantics=engin"], "Did you mean 'engine'"),
-        (["trace.txt", "block_size=16"], "have no effect with semantics access"),
+        (["trace.txt", "block_size=16"], "block_size has no effect on trace.txt, a trace of the format accesses"),
+        (["trace.txt", "block_tokens=16"], "block_tokens has no effect with semantics access"),
+        (["trace.txt", "warmup=-1"], "warmup = -1 is not allowed"),
+        (["trace.txt", "warmup=1"], "warmup = 1 leaves none of the 1 requests"),
+        (["trace.txt", "jobs=0"], "jobs = 0 is not allowed"),
+        (["trace.txt", "jobs=1.5"], "jobs = '1.5' is not a whole number"),
+        (["trace.txt", "limit=x"], "limit = 'x' is not a number"),
+        (["trace.txt", "curve=yes"], "curve = 'yes' is not allowed: true or false"),
+        (["trace.txt", "curve=true", "capacity=3"], "capacity has no effect with curve=true"),
+        (["trace.txt", "curve=true", "eviction=fifo"], "curve=true is for eviction=lru"),
+        (["trace.txt", "out=hits.xlsx"], "a file called .csv or .parquet"),
+        (["trace.txt", "capacity=8GiB"], "bytes need a model"),
+        (["trace.txt", "capacity=8GiB", "model=llama9"], "Unknown model 'llama9'"),
+        (["trace.txt", "capacity=100tok"], "this trace has no lengths"),
         (["trace.txt", "semantics=engine", "block_size=0"], "block_size = 0 is not allowed"),
         (["trace.txt", "semantics=engine", "capacity=0.5"], "semantics engine takes blocks (an integer)"),
-        (["trace.txt", "semantics=engine"], "line 1: "),
+        (["trace.txt", "semantics=engine"], "Semantics engine needs lengths and tokens"),
     ],
 )
 def test_command_line_errors_are_one_message(

@@ -159,7 +159,7 @@ def test_small_pools_equal_the_engine(policy: str) -> None:
 @pytest.mark.parametrize(
     ("trace", "arguments", "message"),
     [
-        ([[1, 2]], {}, "Semantics engine takes a Mooncake file's path, or requests as kvlab.replay.Served"),
+        ([[1, 2]], {}, "Semantics engine takes a trace's path, or requests as kvlab.replay.Served"),
         (AccessTrace("t", [[1]], [0.0]), {}, "Semantics engine needs lengths and tokens"),
         ([], {}, "holds no requests"),
         ([Served(request("r", [1]), [])], {}, "Request 'r' can't be replayed"),

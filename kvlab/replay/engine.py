@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,9 +28,14 @@ from kvlab.policies.compression import Full
 from kvlab.policies.layout import Paged
 from kvlab.policies.prefix_cache import Hash
 from kvlab.replay.result import ReplayResult
+from kvlab.replay.trace import NOTHING_SHARED, ReadOptions, format_of
 from kvlab.types import Now, Request, UserError
-from kvlab.workload.base import WorkloadContext
-from kvlab.workload.mooncake import MooncakeWorkload
+from kvlab.workload.azure import AzureWorkload
+from kvlab.workload.base import Workload, WorkloadContext
+from kvlab.workload.burstgpt import BurstGPTWorkload
+from kvlab.workload.mooncake import TRACE_BLOCK_TOKENS, MooncakeWorkload
+from kvlab.workload.qwen_bailian import TRACE_BLOCK_TOKENS as QWEN_BLOCK_TOKENS
+from kvlab.workload.qwen_bailian import QwenBailianWorkload
 
 VOCAB_SIZE = 32_000
 _NO_LIMIT = 2**31 - 1
@@ -45,7 +51,7 @@ class Served(NamedTuple):
 @dataclass(frozen=True)
 class EngineOptions:
     """block_size: tokens per block. max_num_batched_tokens: tokens a step computes (chunks of a prompt). block_tokens: tokens that a
-    hash id of a Mooncake file becomes (16 with blocks of 16: an id is a block).
+    hash id of a file becomes (16 with blocks of 16: an id is a block).
     """
 
     block_size: int = 16
@@ -59,17 +65,62 @@ class EngineOptions:
                 raise UserError(f"{field.name} = {value!r} is not allowed: a positive integer (tokens).")
 
 
-def served_trace(path: str | Path, options: EngineOptions, limit: int | None) -> Iterator[Served]:
-    """Requests of a Mooncake file in order of arrival, answered by the fake model of the simulated runner.
+def served_trace(path: str | Path, options: EngineOptions, limit: int | None, reading: ReadOptions | None = None) -> Iterator[Served]:
+    """Requests of a file, in order of arrival; see `open_served`."""
+    return open_served(Path(path), options, limit, reading or ReadOptions())[0]
 
-    Prompts and outputs shrink as blocks do (see MooncakeWorkload). UserError: malformed rows.
+
+def open_served(path: Path, options: EngineOptions, limit: int | None, reading: ReadOptions) -> tuple[Iterator[Served], list[str]]:
+    """Requests of a file in order of arrival, and notes on it (complete when all requests were taken).
+
+    A ShareGPT file's requests are answered as in the file, others by the fake model of the simulated runner. Prompts and outputs of
+    traces with hash ids shrink as blocks do (see MooncakeWorkload); those without content share nothing.
+
+    Raises:
+        UserError: malformed rows, an option without effect, or a format that has no lengths.
     """
-    workload = MooncakeWorkload(path, block_tokens=options.block_tokens, limit=limit)
-    arrivals_s = workload.build(WorkloadContext(tokenizer=None, vocab_size=VOCAB_SIZE, max_model_len=_NO_LIMIT, seed=0))
-    for index, arrival_s in enumerate(arrivals_s):
-        request = workload.make(index)
-        request.arrival_s = arrival_s
-        yield Served(request, fake_output(request))
+    kind = format_of(path)
+    reading.refuse_unused(path, kind, but=("block_size",))  # the engine's, which every format has
+    if kind == "accesses":
+        raise UserError(f"Semantics engine needs lengths and tokens, and {path} has single accesses: take semantics access.")
+    if kind == "sharegpt":
+        from kvlab.replay.conversations import served_sharegpt  # here: it may need a model's tokenizer
+
+        requests, notes = served_sharegpt(path, limit, reading)
+        return (Served(request, answer) for request, answer in requests), notes
+    workload = _workload(kind, path, options, limit, reading)
+    context = WorkloadContext(tokenizer=None, vocab_size=VOCAB_SIZE, max_model_len=_NO_LIMIT, seed=0)
+    arrivals_s = workload.build(context)
+
+    def served() -> Iterator[Served]:
+        for index, arrival_s in enumerate(arrivals_s):
+            request = workload.make(index)
+            request.arrival_s = arrival_s
+            yield Served(request, fake_output(request))
+
+    nothing_shared = [f"{path.name}: {NOTHING_SHARED}."] if kind in ("azure", "burstgpt") else []
+    return served(), [*workload.notes, *nothing_shared]
+
+
+def _workload(kind: str, path: Path, options: EngineOptions, limit: int | None, reading: ReadOptions) -> Workload:
+    if kind == "azure":
+        return AzureWorkload(path, limit=limit)
+    if kind == "burstgpt":
+        return BurstGPTWorkload(path, limit=limit)
+    if kind == "qwen_bailian":
+        return QwenBailianWorkload(path, block_tokens=options.block_tokens, limit=limit)
+    trace_tokens = reading.trace_block_tokens or TRACE_BLOCK_TOKENS
+    return MooncakeWorkload(path, block_tokens=options.block_tokens, trace_block_tokens=trace_tokens, limit=limit)
+
+
+def real_block_tokens(path: Path | None, options: EngineOptions, reading: ReadOptions) -> Fraction:
+    """Tokens of the traced service that one block of the pool stands for: where ids shrink, a block stands for more than it holds."""
+    kind = "" if path is None else format_of(path)
+    if kind == "qwen_bailian":
+        return Fraction(options.block_size * QWEN_BLOCK_TOKENS, options.block_tokens)
+    if kind == "mooncake":
+        return Fraction(options.block_size * (reading.trace_block_tokens or TRACE_BLOCK_TOKENS), options.block_tokens)
+    return Fraction(options.block_size)
 
 
 def fake_output(request: Request) -> list[int]:

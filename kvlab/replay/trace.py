@@ -1,23 +1,124 @@
-"""Reading what a replay needs of a trace: for each request its block ids, and where the file has them its time and lengths.
+"""What a replay needs of a trace: for each request its block ids, and where the file has them its time and lengths.
 
-Formats, plain or gzipped, told apart by their first line:
-- JSON lines as Mooncake publishes them: `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [ids]}`;
-  an id names a block of 512 tokens and all before it. Only `hash_ids` is required.
-- One access a line: an id (an integer or a word). Each line is a request of one block.
+Formats, plain or gzipped, told apart by their beginning (`format_of`):
+
+| format | ids | block |
+|---|---|---|
+| mooncake: JSON lines, only `hash_ids` is required | the file's, chained | 512 tokens (or `trace_block_tokens`), the last may be partial |
+| qwen_bailian: JSON lines with `chat_id` | the file's, chained here: they name a block's own tokens only | 16 tokens, full ones |
+| sharegpt: JSON list (or lines) of `conversations` | hashes of tokens, chained | `block_size` tokens, full ones |
+| azure, burstgpt: CSV of lengths | none: each request's blocks are its own and **nothing can hit**; a note says so | `block_size` tokens |
+| accesses: one id a line | the file's; each line is a request of one block | unknown |
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
 
 from kvlab.types import UserError
-from kvlab.workload.mooncake import TRACE_BLOCK_TOKENS
-from kvlab.workload.traces import find_trace, numbered_lines
+from kvlab.workload.azure import read_azure
+from kvlab.workload.burstgpt import read_burstgpt
+from kvlab.workload.hashed import HashedTrace
+from kvlab.workload.mooncake import TRACE_BLOCK_TOKENS, read_mooncake
+from kvlab.workload.qwen_bailian import QwenBailianTrace, read_qwen_bailian
+from kvlab.workload.traces import Ints, TraceRows, beginning, check_and_repair, find_trace, numbered_lines, trace_folders
+
+DEFAULT_BLOCK_SIZE = 16
+NOTHING_SHARED = "the trace has no content: each request's blocks are its own, so that nothing can hit; evictions and occupancy are real"
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a file is read.
+
+    Attributes:
+        block_size: tokens per block, for formats without ids of their own (None: 16).
+        trace_block_tokens: tokens an id of a Mooncake file stands for (None: 512).
+        tokenizer: for texts: None for UTF-8 bytes, an object with `encode` and `apply_chat`, or the name of a model ("smollm2") or
+            the folder of one.
+        interleave: conversations of a ShareGPT file that take turns, one request each; 1: one after the other.
+        folder: where a trace's name is looked for before the folders of KVLAB_TRACES.
+    """
+
+    block_size: int | None = None
+    trace_block_tokens: int | None = None
+    tokenizer: Any = None
+    interleave: int = 1
+    folder: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "trace_block_tokens", "interleave"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise UserError(f"{name} = {value!r} is not allowed: a whole number of at least 1.")
+
+    def find(self, trace: str | Path) -> Path:
+        """The file of a trace; see `kvlab.workload.traces.find_trace`."""
+        return find_trace(trace, trace_folders(self.folder))
+
+    def refuse_unused(self, path: Path, kind: str, but: Sequence[str] = ()) -> None:
+        """UserError for an option (other than those of `but`) that has no effect on a format."""
+        used = {
+            "block_size": kind in ("azure", "burstgpt", "sharegpt"), "trace_block_tokens": kind == "mooncake",
+            "tokenizer": kind == "sharegpt", "interleave": kind == "sharegpt",
+        }  # fmt: skip
+        for name, has_effect in used.items():
+            default = 1 if name == "interleave" else None
+            if getattr(self, name) != default and not has_effect and name not in but:
+                raise UserError(f"{name} has no effect on {path.name}, a trace of the format {kind}. Leave it out.")
+
+
+class BlockRows(Sequence[list[int]]):
+    """Block ids of requests in two arrays: those of request i are `ids[starts[i] : starts[i + 1]]`; its items are lists.
+
+    Without `ids` each block is one of its own: its id is its place.
+    """
+
+    def __init__(self, starts: Ints, ids: Ints | None) -> None:
+        self.starts, self.ids = starts, ids
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> BlockRows: ...
+    def __getitem__(self, index: int | slice) -> list[int] | BlockRows:
+        """A request's ids, or the first so many requests."""
+        if isinstance(index, slice):
+            first, last, step = index.indices(len(self))
+            if (first, step) != (0, 1):
+                raise ValueError("only the first requests can be cut out: rows[:n]")
+            return BlockRows(self.starts[: last + 1], self.ids)
+        row = range(len(self))[index]
+        return self._between(int(self.starts[row]), int(self.starts[row + 1]))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = int(self.starts[0])
+        for last in self.starts[1:].tolist():
+            yield self._between(first, last)
+            first = last
+
+    def _between(self, first: int, last: int) -> list[int]:
+        return list(range(first, last)) if self.ids is None else self.ids[first:last].tolist()
+
+    @property
+    def num_accesses(self) -> int:
+        """Block references."""
+        return int(self.starts[-1] - self.starts[0])
+
+    @property
+    def num_unique(self) -> int:
+        """Distinct ids."""
+        return self.num_accesses if self.ids is None else len(np.unique(self.ids[self.starts[0] : self.starts[-1]]))
 
 
 @dataclass(frozen=True)
@@ -26,8 +127,9 @@ class AccessTrace:
 
     Attributes:
         name: of the file, or "requests". blocks: each request's block ids, head to tail.
-        times_s: arrival (s) of each request, 0.0 where unknown.
+        times_s: arrival (s) of each request, never falling, 0.0 where unknown.
         input_lengths, output_lengths: tokens, None where the trace has none. block_tokens: tokens an id stands for.
+        notes: what a reader of the results should know (rows repaired ...), a sentence each.
     """
 
     name: str
@@ -36,30 +138,63 @@ class AccessTrace:
     input_lengths: Sequence[int] | None = None
     output_lengths: Sequence[int] | None = None
     block_tokens: int = TRACE_BLOCK_TOKENS
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
-    @property
+    def __post_init__(self) -> None:
+        """UserError for parts that don't go together."""
+        if not len(self.blocks):
+            raise UserError(f"The trace {self.name} holds no requests. Give a sequence of requests, each a sequence of block ids.")
+        if type(self.block_tokens) is not int or self.block_tokens < 1:
+            raise UserError(f"The trace {self.name}: block_tokens = {self.block_tokens!r} is not allowed: a whole number of at least 1.")
+        for name in ("times_s", "input_lengths", "output_lengths"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.blocks):
+                raise UserError(f"The trace {self.name}: {len(values)} {name} for {len(self.blocks)} requests; one each is needed.")
+        times = np.asarray(self.times_s, dtype=np.float64)
+        early = np.flatnonzero(~(np.diff(times) >= 0))
+        if early.size:
+            row = int(early[0]) + 1
+            when = f"at {times[row]} s, before request {row - 1} at {times[row - 1]} s"
+            raise UserError(f"The trace {self.name}: request {row} arrives {when}. Sort the requests by arrival.")
+        if self.input_lengths is not None and not isinstance(self.blocks, BlockRows):
+            self._check_lengths(self.input_lengths)
+
+    def _check_lengths(self, lengths: Sequence[int]) -> None:
+        """A request has one id for every full block, and at most one more."""
+        for row, (blocks, length) in enumerate(zip(self.blocks, lengths, strict=True)):
+            if length < 1 or not length // self.block_tokens <= len(blocks) <= -(-length // self.block_tokens):
+                raise UserError(f"The trace {self.name}: request {row} has {len(blocks)} block ids for {length} input tokens"
+                                f" in blocks of {self.block_tokens}.")  # fmt: skip
+
+    @cached_property
     def num_accesses(self) -> int:
         """Block references."""
-        return sum(map(len, self.blocks))
+        return self.blocks.num_accesses if isinstance(self.blocks, BlockRows) else sum(map(len, self.blocks))
 
-    @property
+    @cached_property
     def num_unique_blocks(self) -> int:
         """Distinct ids: the working set."""
+        if isinstance(self.blocks, BlockRows):
+            return self.blocks.num_unique
         return len({block for blocks in self.blocks for block in blocks})
 
 
-def as_trace(trace: str | Path | AccessTrace | Iterable[Any], limit: int | None = None) -> AccessTrace:
+Trace = str | Path | AccessTrace | Iterable[Any]
+
+
+def as_trace(trace: Trace, limit: int | None = None, reading: ReadOptions | None = None) -> AccessTrace:
     """The first `limit` requests of a trace: a path or name (see `find_trace`), an AccessTrace, or sequences of block ids.
 
-    UserError: no such file, a malformed row (with its number), or nothing in it.
+    In a file, those are the first of its rows; then they are sorted by arrival, where a file needs that (the notes say so).
+
+    Raises:
+        UserError: no such file, a malformed row (with its number), an option without effect, or nothing in it.
     """
     if isinstance(trace, (str, Path)):
-        return _read(find_trace(trace), limit)
+        return _read((reading or ReadOptions()).find(trace), limit, reading or ReadOptions())
     if isinstance(trace, AccessTrace):
         return trace if limit is None else _cut(trace, limit)
     blocks = list(islice(trace, limit))
-    if not blocks:
-        raise UserError("The trace holds no requests. Give a sequence of requests, each a sequence of block ids.")
     # Text and records (`Served`) are sequences as well, but not of block ids.
     others = (request for request in blocks if isinstance(request, (str, bytes)) or hasattr(request, "_fields"))
     if next(others, None) is not None or not all(isinstance(request, Sequence) for request in blocks):
@@ -70,58 +205,81 @@ def as_trace(trace: str | Path | AccessTrace | Iterable[Any], limit: int | None 
 def _cut(trace: AccessTrace, limit: int) -> AccessTrace:
     lengths = (trace.input_lengths, trace.output_lengths)
     cut = [None if values is None else values[:limit] for values in lengths]
-    return AccessTrace(trace.name, trace.blocks[:limit], trace.times_s[:limit], cut[0], cut[1], trace.block_tokens)
+    return replace(trace, blocks=trace.blocks[:limit], times_s=trace.times_s[:limit], input_lengths=cut[0], output_lengths=cut[1])
 
 
-def _read(path: Path, limit: int | None) -> AccessTrace:
-    rows = list(numbered_lines(path))
-    if not rows:
+def format_of(path: Path) -> str:
+    """The format of a file, by its beginning. UserError: empty, unreadable, or CSV with columns of neither format."""
+    text = beginning(path)
+    if not text:
         raise UserError(f"{path} holds no requests.")
-    if not rows[0][1].lstrip().startswith("{"):
-        return _accesses(path, rows[:limit])
-    parsed = [_json_row(path, number, line) for number, line in rows[:limit]]
-    blocks, times_ms, inputs, outputs = zip(*parsed, strict=True)
-    return AccessTrace(
-        path.name,
-        blocks,
-        [ms / 1000 for ms in times_ms],
-        None if None in inputs else inputs,
-        None if None in outputs else outputs,
-    )
+    if text[0] == "[":
+        return "sharegpt"
+    line = text.split("\n", 1)[0]
+    if text[0] == "{":
+        return "sharegpt" if '"conversations"' in line else "qwen_bailian" if '"chat_id"' in line else "mooncake"
+    if "ContextTokens" in line:
+        return "azure"
+    if "Request tokens" in line:
+        return "burstgpt"
+    if "," in line:
+        raise UserError(f"{path}: {line.strip()[:80]!r} is no header of a known CSV format. Azure's has TIMESTAMP, ContextTokens,"
+                        " GeneratedTokens; BurstGPT's Timestamp, Model, Request tokens, Response tokens, Log Type.")  # fmt: skip
+    return "accesses"
 
 
-def _accesses(path: Path, rows: list[tuple[int, str]]) -> AccessTrace:
-    """One id a line."""
-    blocks: list[list[Hashable]] = []
-    for number, line in rows:
+def _read(path: Path, limit: int | None, reading: ReadOptions) -> AccessTrace:
+    kind = format_of(path)
+    reading.refuse_unused(path, kind)
+    if kind == "accesses":
+        return _accesses(path, limit)
+    if kind == "sharegpt":
+        from kvlab.replay.conversations import access_sharegpt  # here: it may need a model's tokenizer
+
+        return access_sharegpt(path, limit, reading)
+    if kind in ("azure", "burstgpt"):
+        rows = read_azure(path, limit) if kind == "azure" else read_burstgpt(path, limit)
+        return _own_blocks(rows, reading.block_size or DEFAULT_BLOCK_SIZE)
+    if kind == "qwen_bailian":
+        return _hashed(read_qwen_bailian(path, limit))
+    return _hashed(read_mooncake(path, limit, reading.trace_block_tokens or TRACE_BLOCK_TOKENS, needed=("hash_ids",)))
+
+
+def _hashed(rows: HashedTrace) -> AccessTrace:
+    """Rows with block ids, in order of arrival."""
+    notes: list[str] = []
+    order = check_and_repair(rows, notes, mend_outputs=False)
+    ids, starts = rows.chained() if isinstance(rows, QwenBailianTrace) else rows.hash_ids, rows.starts
+    if not np.array_equal(order, np.arange(len(rows))):
+        lengths = np.diff(starts)[order]
+        ids = np.concatenate([ids[starts[row] : starts[row + 1]] for row in order])
+        starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    inputs = rows.input_lens[order].tolist() if rows.has_lengths else None
+    outputs = rows.output_lens[order].tolist() if rows.has_lengths else None
+    times_s: list[float] = rows.arrivals_s[order].tolist()
+    return AccessTrace(rows.path.name, BlockRows(starts, ids), times_s, inputs, outputs, rows.block_tokens, notes=tuple(notes))
+
+
+def _own_blocks(rows: TraceRows, block_size: int) -> AccessTrace:
+    """Rows without content: every block is new."""
+    notes: list[str] = []
+    order = check_and_repair(rows, notes, mend_outputs=False)
+    inputs = rows.input_lens[order]
+    starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(-(-inputs // block_size))])
+    notes.append(f"{rows.path.name}: {NOTHING_SHARED}.")
+    return AccessTrace(rows.path.name, BlockRows(starts, None), rows.arrivals_s[order].tolist(), inputs.tolist(),
+                       rows.output_lens[order].tolist(), block_size, notes=tuple(notes))  # fmt: skip
+
+
+def _accesses(path: Path, limit: int | None) -> AccessTrace:
+    """One id a line; digits become numbers."""
+    ids: list[Hashable] = []
+    for number, line in islice(numbered_lines(path), limit):
         words = line.split()
         if len(words) != 1:
             raise UserError(f"{path}, line {number}: {line.strip()[:60]!r} is not one block id. One a line, or JSON lines.")
-        blocks.append([int(words[0]) if words[0].isdecimal() else words[0]])
-    return AccessTrace(path.name, blocks, [0.0] * len(blocks), block_tokens=1)
-
-
-def _json_row(path: Path, number: int, line: str) -> tuple[list[int], float, int | None, int | None]:
-    """(hash_ids, timestamp in ms, input_length, output_length) of one line."""
-
-    def wrong(what: str) -> UserError:
-        example = '{"hash_ids": [1, 2], "timestamp": 0, "input_length": 700, "output_length": 20}'
-        return UserError(f"{path}, line {number}: {what}. A row is {example}; only hash_ids must be there.")
-
-    try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise wrong(f"not JSON ({error.msg} at column {error.colno})") from None
-    if not isinstance(row, dict) or "hash_ids" not in row:
-        raise wrong("no hash_ids")
-    ids = row["hash_ids"]
-    if not isinstance(ids, list) or not all(type(block) is int for block in ids):
-        raise wrong("hash_ids is not a list of integers")
-    time_ms = row.get("timestamp", 0)
-    if isinstance(time_ms, bool) or not isinstance(time_ms, (int, float)):
-        raise wrong(f"timestamp = {time_ms!r} is not a number (ms)")
-    lengths = row.get("input_length"), row.get("output_length")
-    for name, value in zip(("input_length", "output_length"), lengths, strict=True):
-        if value is not None and (type(value) is not int or value < 0):
-            raise wrong(f"{name} = {value!r} is not a number of tokens")
-    return ids, float(time_ms), *lengths
+        ids.append(int(words[0]) if words[0].isdecimal() else words[0])
+    blocks: Sequence[Sequence[Hashable]] = [[block] for block in ids]
+    if all(isinstance(block, int) and block < 2**62 for block in ids):
+        blocks = BlockRows(np.arange(len(ids) + 1), np.array(ids, dtype=np.int64))
+    return AccessTrace(path.name, blocks, [0.0] * len(ids), block_tokens=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,12 @@ COMMON_BLOCK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class HashedTrace(TraceRows):
     """`hash_ids[starts[i] : starts[i + 1]]` are the block ids of row i. Rows in the file's order, arrivals as its timestamps (s).
 
-    `block_tokens`: tokens an id stands for. `has_lengths`: False where the file has no lengths (those here are then 0).
+    `block_tokens`: tokens an id stands for.
     """
 
     starts: Ints
     hash_ids: Ints
     block_tokens: int
-    has_lengths: bool = field(default=True, kw_only=True)
 
     def ids(self, row: int) -> Ints:
         """Block ids of row `row`."""

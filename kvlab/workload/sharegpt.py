@@ -21,7 +21,7 @@ from kvlab.workload.base import Tokenizer, Workload, WorkloadContext
 from kvlab.workload.distributions import Arrivals, Numbers, whole
 from kvlab.workload.sampling import LengthSampling
 from kvlab.workload.tokens import byte_chat, byte_ids
-from kvlab.workload.traces import find_trace, numbered_lines, open_text, trace_folders
+from kvlab.workload.traces import beginning, find_trace, numbered_lines, open_text, reading, trace_folders
 
 ROLES = {
     "system": "system", "human": "user", "user": "user",
@@ -137,23 +137,15 @@ def _mended(messages: list[dict[str, str]], mended: Counter[str]) -> list[dict[s
 
 def _items(path: Path) -> Iterator[Any]:
     """The items of a JSON list, or the objects of JSON lines."""
-    first = next(numbered_lines(path), (0, ""))[1].lstrip()[:1]
-    if first != "[":
+    if not beginning(path).startswith("["):
         for number, line in numbered_lines(path):
             try:
                 yield json.loads(line)
             except ValueError as error:
                 raise UserError(f"{path}, line {number}: broken JSON ({error}).") from None
         return
-    try:
-        yield from _list_items(path)
-    except (EOFError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} can't be read to its end ({error}). Fetch the file again.") from None
-
-
-def _list_items(path: Path) -> Iterator[Any]:
     decoder, number, buffer, place = json.JSONDecoder(), 0, "", 0
-    with open_text(path) as file:
+    with reading(path), open_text(path) as file:
         buffer = file.read(_CHUNK).lstrip()[1:]
         while True:
             match = _SPACE.match(buffer, place)

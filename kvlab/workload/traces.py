@@ -6,7 +6,8 @@ import difflib
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -79,6 +80,32 @@ def open_text(path: Path) -> TextIO:
     return gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else open(path, encoding="utf-8-sig")
 
 
+def beginning(path: Path, num_characters: int = 1 << 16) -> str:
+    """The first characters of a file, without blank space before them. UserError: it can't be read, or is a Git LFS pointer."""
+    with reading(path), open_text(path) as file:
+        text = file.read(num_characters).lstrip()
+    _refuse_pointer(path, text)
+    return text
+
+
+def _refuse_pointer(path: Path, text: str) -> None:
+    if text.startswith(LFS_POINTER):
+        raise UserError(f"{path} is a Git LFS pointer, not the trace: fetch the file itself (git lfs pull).")
+
+
+@contextmanager
+def reading(path: Path, number: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Faults of a file as UserErrors; `number`: the last line read."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: damaged gzip data after line {number()} ({error}). Fetch the file again.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text after line {number()} ({error.reason}).") from error
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror or error}.") from error
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """(line number from 1, line without its end) of a text file or a gzipped one; blank lines are left out.
 
@@ -86,24 +113,20 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         UserError: the file is missing, may not be read, is not UTF-8, or its gzip data is damaged.
     """
     number = 0
-    try:
-        with open_text(path) as file:
-            for number, line in enumerate(file, 1):
-                if number == 1 and line.startswith(LFS_POINTER):
-                    raise UserError(f"{path} is a Git LFS pointer, not the trace: fetch the file itself (git lfs pull).")
-                if line.strip():
-                    yield number, line.rstrip("\r\n")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: damaged gzip data after line {number} ({error}). Fetch the file again.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text after line {number} ({error.reason}).") from error
-    except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror or error}.") from error
+    with reading(path, lambda: number), open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if number == 1:
+                _refuse_pointer(path, line)
+            if line.strip():
+                yield number, line.rstrip("\r\n")
 
 
 @dataclass
 class TraceRows:
-    """Requests of a trace. `rows`: line number of each in its file, for messages. `notes`: what reading had to mend, counted."""
+    """Requests of a trace. `rows`: line number of each in its file, for messages. `notes`: what reading had to mend, counted.
+
+    `has_lengths`: False where the file has no lengths (those here are then 0).
+    """
 
     path: Path
     rows: Ints
@@ -111,15 +134,17 @@ class TraceRows:
     input_lens: Ints
     output_lens: Ints
     notes: list[str] = field(default_factory=list, kw_only=True)
+    has_lengths: bool = field(default=True, kw_only=True)
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
-def check_and_repair(trace: TraceRows, notes: list[str]) -> Ints:
+def check_and_repair(trace: TraceRows, notes: list[str], mend_outputs: bool = True) -> Ints:
     """Which rows to use, in which order, as indices; output lengths are mended in place.
 
-    Repairs, each counted in a note: rows without input tokens are left out, outputs of 0 become 1, unsorted arrivals are sorted.
+    Repairs, each counted in a note: rows without input tokens are left out, outputs of 0 become 1 (unless `mend_outputs` is false),
+    unsorted arrivals are sorted (rows of one time keep their order).
 
     Raises:
         UserError: no request is left; a length is negative (with its row).
@@ -129,11 +154,11 @@ def check_and_repair(trace: TraceRows, notes: list[str]) -> Ints:
         negative = np.flatnonzero(lengths < 0)
         if negative.size:
             raise UserError(f"{trace.path}, line {trace.rows[negative[0]]}: {name} length {lengths[negative[0]]} is negative.")
-    keep = np.flatnonzero(trace.input_lens > 0)
+    keep = np.flatnonzero(trace.input_lens > 0) if trace.has_lengths else np.arange(len(trace))
     if len(keep) < len(trace):
         notes.append(f"{trace.path.name}: {len(trace) - len(keep)} of {len(trace)} rows have no input tokens and were left out.")
     no_output = keep[trace.output_lens[keep] == 0]
-    if no_output.size:
+    if no_output.size and mend_outputs:
         notes.append(f"{trace.path.name}: {no_output.size} rows have no output tokens; each was given 1.")
         trace.output_lens[no_output] = 1
     if not keep.size:
