@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Seqs
 
@@ -23,7 +24,7 @@ class Sequence:
     """
 
     __slots__ = ("attach_at", "attach_to", "finish_reason", "group", "keys", "logprobs", "num_computed", "num_highest",
-                 "num_prompt", "score", "seq_id", "stop_checker", "stream", "table", "token_times", "tokens")  # fmt: skip
+                 "num_prompt", "packed", "score", "seq_id", "stop_checker", "stream", "table", "token_times", "tokens")  # fmt: skip
 
     def __init__(self, seq_id: int, group: SequenceGroup, stream: int, tokens: list[int]) -> None:
         self.seq_id = seq_id
@@ -35,6 +36,7 @@ class Sequence:
         self.num_highest = 0
         self.table: BlockTable | None = None
         self.keys: list[bytes] = []
+        self.packed = array("I")
         self.attach_to: Sequence | None = None
         self.attach_at = 0
         self.finish_reason = ""

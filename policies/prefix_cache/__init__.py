@@ -2,5 +2,6 @@
 
 from kvlab.policies.prefix_cache.hash import Hash
 from kvlab.policies.prefix_cache.none import NoCache
+from kvlab.policies.prefix_cache.radix import Radix
 
-__all__ = ["Hash", "NoCache"]
+__all__ = ["Hash", "NoCache", "Radix"]
