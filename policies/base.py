@@ -33,6 +33,11 @@ def true_output_len(policy: object, group: GroupView) -> int:
     return length
 
 
+def is_decoding(group: GroupView) -> bool:
+    """A running group that has nothing to compute but its latest tokens. (It has produced a token since it entered.)"""
+    return group.num_output_tokens > 0 and group.num_uncomputed_tokens <= group.num_sequences
+
+
 class EngineEvents:
     """What scheduling, batching, admission and preemption policies may hear of the engine. Implement those you need; others cost nothing.
 

@@ -86,10 +86,10 @@ def make_engine(num_blocks: int, block_size: int, policy_set: PolicySet | None =
 
 def request(name: str, prompt: Iterable[int], max_tokens: int = 4, arrival_s: float = 0.0, priority: int = 0, salt: str = "",
             **sampling: Any) -> Request:  # fmt: skip
-    """A request that ignores EOS unless told otherwise."""
+    """A request that ignores EOS unless told otherwise. An oracle knows its output as far as it follows from that."""
     sampling.setdefault("ignore_eos", True)
     return Request(name, list(prompt), SamplingParams(max_tokens=max_tokens, **sampling), arrival_s=arrival_s, priority=priority,
-                   cache_salt=salt)  # fmt: skip
+                   cache_salt=salt, oracle_output_len=max_tokens)  # fmt: skip
 
 
 def prompt_of(length: int, seed: int = 0, vocab_size: int = VOCAB) -> list[int]:
@@ -129,7 +129,7 @@ def serve(engine: Engine, requests: Iterable[Request], check: bool = True) -> in
 def copy_of(original: Request) -> Request:
     """A request of its own, so that two engines can be given the same."""
     return Request(original.request_id, list(original.prompt_token_ids), original.sampling, original.prompt, original.arrival_s,
-                   original.priority, original.tenant, original.cache_salt)  # fmt: skip
+                   original.priority, original.tenant, original.cache_salt, original.oracle_output_len)  # fmt: skip
 
 
 def reference_outputs(requests: Iterable[Request], *, window: Any = None, eos: Sequence[int] = (), vocab_size: int = VOCAB,

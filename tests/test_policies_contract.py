@@ -109,6 +109,39 @@ class NotStatic(base.SchedulingPolicy):
         return (now.now_s - group.arrival_s,)
 
 
+class LeavesOneOut(base.SchedulingPolicy):
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (0.0,)
+
+    def order(self, waiting: Sequence[GroupView], prefixes: base.PrefixesView, now: Now) -> Sequence[GroupView]:
+        return waiting[1:]
+
+
+class SendsAnyoneAway(base.SchedulingPolicy):
+    """Whoever runs gives way to the head, though it comes before it in the queue and so enters again in its place."""
+
+    preempted_first = False
+
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (group.arrival_s,)
+
+    def displaces(self, head: GroupView, running: Sequence[GroupView], now: Now) -> GroupView | None:
+        return running[0]
+
+
+class NeverSettles(SendsAnyoneAway):
+    """Who has not entered for longest goes first and sends the others away, whatever they have computed."""
+
+    is_static = False
+
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (group.admitted_step,)
+
+    def displaces(self, head: GroupView, running: Sequence[GroupView], now: Now) -> GroupView | None:
+        later = [group for group in running if (group.admitted_step, group.group_id) > (head.admitted_step, head.group_id)]
+        return later[0] if later else None
+
+
 class UnknownQueue(base.BatchingPolicy):
     def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
         return (("running", "paused"),)
@@ -133,6 +166,14 @@ class ChunkOverBudget(UnknownQueue):
 class NeverSplits(ChunkOverBudget):
     def chunk(self, num_uncomputed: int, budget: int, max_num_batched_tokens: int) -> int:
         return num_uncomputed if num_uncomputed <= budget else 0
+
+
+class ServesOneAlone(UnknownQueue):
+    def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
+        return (("running", "swapped", "waiting"),)
+
+    def running_order(self, running: Sequence[GroupView], now: Now) -> Sequence[GroupView]:
+        return running[:1]
 
 
 class NoBudget(NeverSplits):
@@ -283,11 +324,42 @@ class NeverPlaces(base.LayoutPolicy):
 
 
 class ReservesTooLittle(base.LayoutPolicy):
-    def reserve_blocks(self, num_blocks: int, prompt_tokens: int, max_tokens: int, max_model_len: int, block_size: int) -> int:
+    def reserve_blocks(self, need: base.RegionNeed) -> int:
         return 0
 
     def place(self, num_blocks: int, free: base.FreeView) -> list[int] | None:
         return free.lowest(num_blocks) if num_blocks <= len(free) else None
+
+
+class PlacesApart(base.LayoutPolicy):
+    """Says that its regions are runs, and takes the lowest blocks."""
+
+    shares_blocks = False
+    is_contiguous = True
+
+    def place(self, num_blocks: int, free: base.FreeView) -> list[int] | None:
+        return free.lowest(num_blocks) if num_blocks <= len(free) else None
+
+
+class LooksAhead(PlacesApart):
+    """Reads the oracle, and does not say so in its name."""
+
+    is_contiguous = False
+
+    def reserve_blocks(self, need: base.RegionNeed) -> int:
+        return need.num_blocks + (need.oracle_output_len or 0)
+
+
+class ChoosesNoSlot(base.SlotLayout):
+    @property
+    def num_slots(self) -> int:
+        return 2
+
+    def place(self, num_blocks: int, free: base.FreeView) -> list[int] | None:
+        return free.lowest(num_blocks) if num_blocks <= len(free) else None
+
+    def choose_slot(self, num_tokens: int, slots: Sequence[base.SlotView]) -> int:
+        return len(slots)
 
 
 class WindowOffByOne(base.CompressionPolicy):
@@ -322,12 +394,14 @@ BROKEN: list[tuple[Callable[..., Any], str]] = [
     (UsesGlobalRandom, "seeded"), (UsesHash, "determinism"), (RemembersInTheClass, "determinism"), (WritesToGroup, "read-only"),
     (WritesToBlock, "read-only"), (PeeksAtOutput, "no oracle"), (NotANumber, "total order"), (NotStatic, "static key"),
     (UnknownQueue, "phases"), (Idles, "work conserving"), (ChunkOverBudget, "chunk range"), (NeverSplits, "progress"),
+    (LeavesOneOut, "order"), (SendsAnyoneAway, "displacement"), (NeverSettles, "drains"), (ServesOneAlone, "running order"),
     (NoBudget, "token budget"), (AnswersYes, "admission answer"), (NegativeHeadroom, "headroom"), (InventsVictim, "victim"),
     (ForgetsMode, "mode"), (OtherMode, "mode"), (EvictsHeld, "victim"), (ForgetsVictim, "never fails|remembers"),
     (MiscountsPins, "pins"), (KeepsPins, "pins"),
     (IgnoresResets, "never fails|victim"), (PilesUp, "bounded metadata"), (HalfReset, "reset"), (Unchained, "keys"),
     (Concatenated, "keys"), (Unsalted, "keys"), (ZeroBlockSize, "block size"), (PlacesAnywhere, "placement"),
-    (NeverPlaces, "placement"), (ReservesTooLittle, "reservation"), (WindowOffByOne, "droppable"), (LosslessWindow, "droppable"),
+    (NeverPlaces, "placement"), (ReservesTooLittle, "reservation"), (PlacesApart, "placement"),
+    (LooksAhead, "no oracle"), (ChoosesNoSlot, "slots"), (WindowOffByOne, "droppable"), (LosslessWindow, "droppable"),
     (UnknownStorage, "storage"), (SecretlyHalf, "storage"),
 ]  # fmt: skip
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from kvlab.cache.pool import BlockPool, CachedBlock
-from kvlab.cache.shareable import ShareableIndex
+from kvlab.cache.prefix import PrefixCache, PrefixMatch
+from kvlab.cache.regions import Regions
 from kvlab.cache.swap import Swapper
 from kvlab.cache.table import BlockTable, Group, Seq, Work
-from kvlab.policies.base import CompressionPolicy, EvictionPolicy, FreeView, LayoutPolicy, PrefixCachePolicy
+from kvlab.policies.base import CompressionPolicy, EvictionPolicy, FreeView, LayoutPolicy, PrefixCachePolicy, RegionNeed
+from kvlab.policies.eviction.leaf_first import LeafFirst
 from kvlab.types import BlockCopy, Now
 
 
@@ -40,18 +42,20 @@ class KVCacheManager:
         self.prefix_cache = prefix_cache
         self.compression = compression
         self.max_model_len = max_model_len
+        if prefix_cache.enabled and prefix_cache.token_tree and not isinstance(eviction, LeafFirst):
+            eviction = LeafFirst(eviction)  # a path is cached from its head on, or it can't be found
         self.pool = BlockPool("gpu", num_blocks, block_size, eviction, layout, on_event)
-        self.cpu_pool = BlockPool("cpu", num_cpu_blocks, block_size, None, layout if layout.shares_blocks else _AnyPlace(), on_event)
+        self.cpu_pool = BlockPool("cpu", num_cpu_blocks, block_size, None, _AnyPlace(), on_event)
         self.pending_copies: list[tuple[int, int, int]] = []  # (seq_id, source, destination)
         self.cause = ""
         """Request on whose behalf blocks change just now, for block events."""
         self._on_event = on_event
-        self.spare: dict[int, list[list[int]]] = {}
-        """Regions set aside for forks, by group id."""
+        self.num_relocated = 0
+        """Blocks copied so far because a sequence had outgrown its region."""
+        self.regions = None if layout.shares_blocks else Regions(self)
+        """Where blocks aren't shared."""
         self.swapper = Swapper(self)
-        self.shareable = ShareableIndex() if track_shareable and prefix_cache.enabled else None
-        if self.shareable is not None:
-            self.pool.on_forget = self.shareable.discard
+        self.prefixes = PrefixCache(prefix_cache, self.pool, track_shareable)
 
     def set_now(self, now: Now) -> None:
         """The step and time that policies will see."""
@@ -67,72 +71,37 @@ class KVCacheManager:
         """ceil(num_tokens / block size)."""
         return -(-num_tokens // self.block_size)
 
-    # ------------------------------------------------------------ content keys
+    # ----------------------------------------------------------- prefix cache
 
-    def _root(self, seq: Seq) -> bytes:
-        return self.prefix_cache.root(seq.group.request.cache_salt)
-
-    def _extend_keys(self, seq: Seq, num_blocks: int) -> None:
-        keys, tokens, size = seq.keys, seq.tokens, self.block_size
-        while len(keys) < num_blocks:
-            i = len(keys)
-            keys.append(self.prefix_cache.key(keys[-1] if keys else self._root(seq), tokens[i * size : (i + 1) * size]))
+    def match_prefix(self, seq: Seq, num_tokens: int) -> PrefixMatch:
+        """What is cached of the first `num_tokens` tokens of `seq`; changes nothing."""
+        return self.prefixes.match(seq, num_tokens) if self.regions is None else self.regions.find_kept(seq, num_tokens)
 
     def find_prefix(self, seq: Seq, num_tokens: int) -> list[int]:
         """Cached blocks of the longest contiguous prefix of `seq`: full blocks only, at most `num_tokens` tokens."""
-        if not self.prefix_cache.enabled:
-            return []
-        most = num_tokens // self.block_size
-        self._extend_keys(seq, most)
-        hits: list[int] = []
-        find = self.pool.by_content.get
-        for key in seq.keys[:most]:
-            block = find(key)
-            if block is None:
-                break
-            hits.append(block.block_id)
-        return hits
+        return self.match_prefix(seq, num_tokens).block_ids
 
     def prefix_keys(self, seq: Seq) -> list[bytes]:
         """Content keys of the full blocks up to the last token but one; empty without a prefix cache."""
-        if not self.prefix_cache.enabled:
-            return []
-        most = (len(seq.tokens) - 1) // self.block_size
-        self._extend_keys(seq, most)
-        return seq.keys[:most]
+        return self.prefixes.keys(seq)
 
-    def num_shareable_lost(self, seq: Seq, num_hits: int) -> int:
-        """Tokens after the hits that some cached block also holds, in a block that does not match as a whole."""
-        if self.shareable is None:
-            return 0
-        size = self.block_size
-        rest = tuple(seq.tokens[num_hits * size : min((num_hits + 1) * size, len(seq.tokens) - 1)])
-        return self.shareable.num_shared(seq.keys[num_hits - 1] if num_hits else self._root(seq), rest) if rest else 0
+    def num_shareable_lost(self, seq: Seq, match: PrefixMatch) -> int:
+        """Tokens after a match that some cached block also holds, in a block that does not match as a whole."""
+        return self.prefixes.num_shareable_lost(seq, match)
 
     def publish(self, seq: Seq) -> None:
         """Offer every block of `seq` that is full of computed, accepted tokens. Called after a commit."""
-        table = seq.table
-        assert table is not None
-        full = seq.num_computed // self.block_size
-        if not self.prefix_cache.enabled or full <= table.num_full:
-            return
+        assert seq.table is not None
         self.cause = seq.group.request_id
-        self._extend_keys(seq, full)
-        for i in range(max(table.num_full, table.num_dropped_blocks), full):
-            parent = seq.keys[i - 1] if i else None
-            fresh = self.pool.blocks[table.block_ids[i - table.num_dropped_blocks]].content == b""
-            if fresh and self.pool.publish(table.block_ids[i - table.num_dropped_blocks], seq.keys[i], parent, i) and self.shareable:
-                tokens = tuple(seq.tokens[i * self.block_size : (i + 1) * self.block_size])
-                self.shareable.add(seq.keys[i], parent or self._root(seq), tokens)
-        table.num_full = full
+        self.prefixes.publish(seq, seq.table)
 
     # ------------------------------------------------------------- entry, growth
 
     def region_blocks(self, seq: Seq, num_tokens: int) -> int:
         """Blocks the layout takes for a sequence that must hold `num_tokens` now."""
         group = seq.group
-        return self.layout.reserve_blocks(self.num_blocks_for(num_tokens), group.num_prompt_tokens, group.max_tokens,
-                                          self.max_model_len, self.block_size)  # fmt: skip
+        return self.layout.reserve_blocks(RegionNeed(self.num_blocks_for(num_tokens), group.num_prompt_tokens, group.max_tokens,
+                                                     group.oracle_output_len, self.max_model_len, self.block_size))  # fmt: skip
 
     def num_available(self, hits: Sequence[int]) -> int:
         """free + evictable blocks other than `hits`."""
@@ -140,35 +109,48 @@ class KVCacheManager:
 
     def can_enter(self, group: Group, hits: list[int], num_tokens: int) -> bool:
         """Whether `enter` would succeed."""
-        if self.layout.shares_blocks:
-            return self.num_blocks_for(num_tokens) - len(hits) <= self.num_available(hits)
-        size = self.region_blocks(group.seqs[0], num_tokens)
-        if size * group.num_sequences > self.pool.num_free:
-            return False
-        return group.num_sequences == 1 or self.pool.free.count_runs(size) >= group.num_sequences
+        if self.regions is not None:
+            return self.regions.find(group, hits, [(group.seqs[0], num_tokens)]) is not None
+        return self.num_blocks_for(num_tokens) - len(hits) <= self.num_available(hits)
 
-    def enter(self, group: Group, hits: list[int], num_tokens: int) -> bool:
-        """Give the group's first sequence a table that begins with `hits` and covers `num_tokens`. False: no room, nothing changed."""
+    def why_not(self, group: Group, hits: list[int], work: Work) -> str:
+        """What keeps a group out that can't enter (or come back) with this work: "blocks", "fragmentation", "slots"."""
+        return "blocks" if self.regions is None else self.regions.why_not(group, hits, work)
+
+    def enter(self, group: Group, hits: list[int], num_tokens: int, source: int = -1, num_cached: int = -1) -> bool:
+        """Give the group's first sequence a table that begins with `hits` and covers `num_tokens`. False: no room, nothing changed.
+
+        With a `source`, the block after the hits begins as a copy of it, and `num_cached` tokens count as computed."""
+        if self.regions is not None:
+            return self.regions.enter(group, hits, num_tokens, num_cached)
         if not self.can_enter(group, hits, num_tokens):
             return False
         seq = group.seqs[0]
         self.cause = group.request_id
         self.pool.hit(hits)
-        regions: list[list[int]] = []
-        for _ in range(1 if self.layout.shares_blocks else group.num_sequences):
-            new = self.pool.allocate(self.region_blocks(seq, num_tokens) - len(hits))
-            if new is None:  # the layout found no place (fragmentation)
-                for region in regions:
-                    self.pool.release(reversed(region))
-                self.pool.release(reversed(hits))
-                return False
-            regions.append(new)
-        seq.table = BlockTable(hits + regions[0], self.block_size)
-        seq.num_computed = len(hits) * self.block_size
+        held = self._hold_source(source, self.num_blocks_for(num_tokens) - len(hits))
+        new = self.pool.allocate(self.num_blocks_for(num_tokens) - len(hits))
+        assert new is not None, "counted before"
+        self.pool.release(held)
+        seq.table = BlockTable(hits + new, self.block_size)
+        seq.num_computed = len(hits) * self.block_size if source < 0 else num_cached
         seq.table.num_full = len(hits)
-        if regions[1:]:
-            self.spare[group.group_id] = regions[1:]
+        if len(seq.keys) < len(hits):  # found by its tokens: the blocks know their names
+            seq.keys = [self.pool.blocks[block_id].content for block_id in hits]
+        if source >= 0 and new[0] != source:
+            self.pending_copies.append((seq.seq_id, source, new[0]))
+            self.tell("copy", self.pool, new[:1])
         return True
+
+    def _hold_source(self, source: int, num_new: int) -> tuple[int, ...]:
+        """Take hold of a block to copy from while `num_new` blocks are allocated, so that these don't evict it.
+
+        Where every other candidate is needed it goes too, and may become one of the new blocks: its tokens stay in it until the step's
+        copies have run, as nothing is written before. So a copy never takes room that the request would not have needed anyhow."""
+        if source < 0 or num_new > self.pool.num_available - self.pool.num_evictable_of((source,)):
+            return ()
+        self.pool.hit((source,))
+        return (source,)
 
     def _shared_write_block(self, seq: Seq, gone: dict[int, int]) -> int:
         """Block that `seq` writes next, if others hold it too or may find it (a copy is needed); else -1.
@@ -185,7 +167,9 @@ class KVCacheManager:
         return block.block_id if is_needed else -1
 
     def num_to_grow(self, work: Work) -> int:
-        """New blocks that `grow(work)` takes: missing ones and copies of shared blocks about to be written."""
+        """New blocks that `grow(work)` takes (at most, with regions): missing ones and copies of shared blocks about to be written."""
+        if self.regions is not None:
+            return self.regions.num_to_grow(work)
         need, gone = 0, dict[int, int]()
         for seq, num_tokens in work:
             table = seq.table
@@ -199,10 +183,14 @@ class KVCacheManager:
 
     def can_grow(self, work: Work) -> bool:
         """Whether `grow(work)` would succeed."""
+        if self.regions is not None:
+            return self.regions.find_growth(work) is not None
         return self.num_to_grow(work) <= self.pool.num_available
 
     def grow(self, work: Work) -> bool:
         """Make each table cover its tokens and own the block it writes. All or nothing."""
+        if self.regions is not None:
+            return self.regions.grow(work)
         if not self.can_grow(work):
             return False
         for seq, num_tokens in work:
@@ -235,6 +223,9 @@ class KVCacheManager:
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Copies to do in this step; forgets them."""
         copies = tuple(BlockCopy(source, destination) for _, source, destination in self.pending_copies)
+        if self.regions is not None:
+            self.num_relocated += sum(seq_id in self.regions.relocated for seq_id, _, _ in self.pending_copies)
+            self.regions.relocated.clear()
         self.pending_copies.clear()
         return copies
 
@@ -246,44 +237,53 @@ class KVCacheManager:
         assert source is not None
         self.cause = child.group.request_id
         assert num_tokens <= parent.num_computed
-        kept = self.num_blocks_for(num_tokens) - source.num_dropped_blocks
-        shared = source.block_ids[:kept]
-        if self.layout.shares_blocks:
+        if self.regions is not None:
+            self.regions.fork(parent, child, num_tokens)
+        else:
+            shared = source.block_ids[: self.num_blocks_for(num_tokens) - source.num_dropped_blocks]
             for block_id in shared:
                 self.pool.share(block_id)
-            table = BlockTable(shared, self.block_size, source.num_dropped_blocks)
-            table.num_full = min(source.num_full, num_tokens // self.block_size)
+            child.table = BlockTable(shared, self.block_size, source.num_dropped_blocks)
+            child.table.num_full = min(source.num_full, num_tokens // self.block_size)
             if num_tokens % self.block_size:
-                table.tail_shared = source.tail_shared = True
-        else:
-            spare = self.spare.get(child.group.group_id)
-            region = spare.pop(0) if spare else self.pool.allocate(self.region_blocks(child, num_tokens))
-            assert region is not None, "a region per sequence was taken at entry"
-            table = BlockTable(region, self.block_size, source.num_dropped_blocks)
-            pending = {destination: origin for _, origin, destination in self.pending_copies}
-            self.pending_copies += [(child.seq_id, pending.get(a, a), b) for a, b in zip(shared, region, strict=False)]
-        child.table = table
+                child.table.tail_shared = source.tail_shared = True
         child.num_computed = num_tokens
         child.keys = parent.keys[: num_tokens // self.block_size]
 
-    def release(self, seq: Seq, preempted: bool = False) -> None:
-        """Let go of a sequence's blocks, tail first, and of copies planned for them."""
+    def release(self, seq: Seq, preempted: bool = False, keeps: bool = True) -> None:
+        """Let go of a sequence's blocks, tail first, and of copies planned for them. A layout's slot `keeps` what was computed."""
         self.cause = seq.group.request_id
-        if seq.table is not None:
+        if seq.table is not None and self.regions is not None:
+            self.regions.release(seq, keeps)
+        elif seq.table is not None:
             self.pending_copies = [copy for copy in self.pending_copies if copy[0] != seq.seq_id]
             self.pool.release(reversed(seq.table.block_ids), preempted)
-            seq.table = None
+        seq.table = None
         seq.num_computed = 0
+
+    def release_for_fork(self, seq: Seq) -> None:
+        """Let go of a sequence; where blocks aren't shared, its region is for a fork of its group that is about to be made."""
+        if self.regions is not None:
+            self.regions.set_aside(seq)
+        else:
+            self.release(seq)
 
     def spare_regions(self, group: Group) -> list[list[int]]:
         """Regions kept for forks of a group."""
-        return self.spare.get(group.group_id, [])
+        return [] if self.regions is None else self.regions.spare.get(group.group_id, [])
 
     def release_spares(self, group: Group) -> None:
         """Give back regions that were kept for forks of a group that has left."""
         self.cause = group.request_id
-        for region in self.spare.pop(group.group_id, []):
-            self.pool.release(reversed(region))
+        if self.regions is not None:
+            self.regions.release_spares(group)
+
+    def reset_cache(self) -> bool:
+        """Forget all cached content. False, and nothing changed, while some table holds a block."""
+        is_reset = self.pool.reset_cache()
+        if is_reset and self.regions is not None:
+            self.regions.reset()
+        return is_reset
 
     def drop_head(self, seq: Seq) -> None:
         """Free whole blocks at the head that the compression policy says no later query reads."""

@@ -39,6 +39,7 @@ class FreeBlocks:
     """The free blocks of a pool, one byte each, so that searches run at memory speed. Satisfies `FreeView`."""
 
     def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
         self._is_free = bytearray(b"\x01") * num_blocks
         self._len = num_blocks
         self._hint = 0  # no free id lies below
@@ -67,13 +68,24 @@ class FreeBlocks:
         start = self._is_free.find(b"\x01" * num_blocks, self._hint)
         return None if start < 0 else start
 
-    def count_runs(self, num_blocks: int) -> int:
-        """How many separate runs of `num_blocks` consecutive free blocks could be taken."""
-        return bytes(self._is_free).count(b"\x01" * num_blocks) if num_blocks else self._len
+    def runs(self) -> list[tuple[int, int]]:
+        """(first id, length) of each longest run of consecutive free blocks, ascending."""
+        found, find = [], self._is_free.find
+        first = find(1, self._hint)
+        while first >= 0:
+            end = find(0, first)
+            end = self.num_blocks if end < 0 else end
+            found.append((first, end - first))
+            first = find(1, end)
+        return found
 
-    def longest_run(self) -> int:
-        """Length of the longest run of free blocks (0 when none): len(self) minus this is external fragmentation."""
-        return max(map(len, bytes(self._is_free).split(b"\x00")), default=0)
+    def also(self, block_ids: Iterable[int]) -> FreeBlocks:
+        """A copy in which these blocks are free too."""
+        copy = FreeBlocks(0)
+        copy.num_blocks, copy._is_free, copy._len, copy._hint = self.num_blocks, self._is_free[:], self._len, self._hint
+        for block_id in block_ids:
+            copy.give(block_id)
+        return copy
 
     def take(self, block_ids: Iterable[int]) -> None:
         """Mark as no longer free."""
@@ -108,12 +120,14 @@ class BlockPool:
         self.on_event = on_event
         self.blocks = [CachedBlock(block_id, block_size) for block_id in range(num_blocks)]
         self.free = FreeBlocks(num_blocks)
-        self._num_unheld = 0  # published, ref_count 0
+        self._num_unheld = 0  # published or kept in a slot, ref_count 0
         self.num_evicted = 0
         self.by_content: dict[bytes, CachedBlock] = {}
         self.tick = 0
         self.now = Now(0, 0.0)
         self.on_forget: Callable[[bytes], None] | None = None
+        self._took = layout.took if type(layout).took is not LayoutPolicy.took else None
+        self._gave = layout.gave if type(layout).gave is not LayoutPolicy.gave else None
         if eviction is not None:
             eviction.bind(num_blocks)
 
@@ -169,24 +183,73 @@ class BlockPool:
         while len(self.free) < num_blocks:
             self._evict_one()
         block_ids = self.layout.place(num_blocks, self.free)
+        if block_ids is None and not self.layout.shares_blocks:
+            return None  # nothing was evicted: without sharing nothing is published
         if block_ids is None:
-            return None
-        self._check_placed(block_ids, num_blocks)
+            raise IllegalDecision("layout", self.layout, f"no place for {num_blocks} of {len(self.free)} free blocks",
+                                  "a place wherever there are enough, for a layout that shares blocks")  # fmt: skip
+        self.check_placed(block_ids, num_blocks, self.free)
+        self.take(block_ids)
+        return block_ids
+
+    def take(self, block_ids: list[int]) -> None:
+        """Free blocks are held by a table from now on."""
         self.free.take(block_ids)
         for block_id in block_ids:
             block = self.blocks[block_id]
             block.ref_count = 1
             if self.on_event:
                 self.on_event("allocate", self.tier, block)
-        return block_ids
+        if self._took is not None:
+            self._took(block_ids)
 
-    def _check_placed(self, block_ids: list[int], num_blocks: int) -> None:
-        free = self.free
+    def check_placed(self, block_ids: list[int], num_blocks: int, free: FreeBlocks) -> None:
+        """IllegalDecision unless these are `num_blocks` different ids of `free` (consecutive, if the layout says so)."""
         if len(block_ids) == 1 == num_blocks and block_ids[0] in free:
             return
         if len(block_ids) != num_blocks or len(set(block_ids)) != num_blocks or not all(b in free for b in block_ids):
             raise IllegalDecision("layout", self.layout, f"placed {num_blocks} blocks at {block_ids[:8]}",
                                   f"{num_blocks} different free block ids")  # fmt: skip
+        if self.layout.is_contiguous and block_ids and block_ids != list(range(block_ids[0], block_ids[0] + num_blocks)):
+            raise IllegalDecision("layout", self.layout, f"placed {num_blocks} blocks at {block_ids[:8]}", "consecutive block ids")
+
+    def _give(self, block: CachedBlock) -> None:
+        self.free.give(block.block_id)
+        if self._gave is not None:
+            self._gave(block.block_id)
+
+    # ------------------------------------------------ blocks that a layout's slots keep
+
+    def keep(self, block_ids: Iterable[int]) -> None:
+        """A table lets go of blocks whose content its slot keeps: no longer used, and not free."""
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            assert block.ref_count == 1 and not block.content  # noqa: PT018
+            block.ref_count = 0
+            self._num_unheld += 1
+            if self.on_event:
+                self.on_event("release", self.tier, block)
+
+    def reuse(self, block_ids: Iterable[int]) -> None:
+        """A table takes over kept blocks."""
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            block.ref_count = 1
+            self._num_unheld -= 1
+            if self.on_event:
+                self.on_event("hit", self.tier, block)
+
+    def drop(self, block_ids: Iterable[int]) -> None:
+        """Kept blocks are free again; counted as evicted."""
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            self._num_unheld -= 1
+            self.num_evicted += 1
+            self._give(block)
+            if self.on_event:
+                self.on_event("evict", self.tier, block)
+
+    # ------------------------------------------------------------ sharing, content
 
     def share(self, block_id: int) -> None:
         """One more table holds a block that is held already (a fork)."""
@@ -222,7 +285,7 @@ class BlockPool:
             if block.ref_count:
                 continue
             if not block.content:
-                self.free.give(block_id)
+                self._give(block)
                 if self.on_event:
                     self.on_event("free", self.tier, block)
                 continue
@@ -275,7 +338,7 @@ class BlockPool:
         del self.by_content[block.content]
         block.content, block.parent = b"", None
         self._num_unheld -= 1
-        self.free.give(block.block_id)
+        self._give(block)
 
     def reset_cache(self) -> bool:
         """Forget all cached content. False, and nothing changed, while some table holds a block."""

@@ -10,6 +10,7 @@ from kvlab.types import BlockTransfer
 
 if TYPE_CHECKING:
     from kvlab.cache.manager import KVCacheManager
+    from kvlab.cache.regions import Regions
 
 
 class Swapper:
@@ -18,10 +19,8 @@ class Swapper:
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
 
-    def num_to_grow_swapped(self, group: Group, work: Work) -> int:
+    def _num_to_grow(self, group: Group, work: Work) -> int:
         """What `num_to_grow` will say once the swapped group is back."""
-        if not self._kv.layout.shares_blocks:
-            return 0
         held: dict[int, int] = {}
         for seq in group.seqs:
             for block_id in seq.table.block_ids if seq.table is not None else ():
@@ -76,7 +75,7 @@ class Swapper:
                 continue
             kept = [to_cpu[b] for b in table.block_ids if b in to_cpu]
             dropped, computed = table.num_dropped_blocks, seq.num_computed
-            self._kv.release(seq, preempted=True)
+            self._kv.release(seq, preempted=True, keeps=False)
             seq.table = BlockTable(kept, self._kv.block_size, dropped)
             seq.num_computed = computed
         self._kv.release_spares(group)
@@ -86,19 +85,20 @@ class Swapper:
         """Distinct cpu blocks of a swapped group, in table order."""
         return list(dict.fromkeys(b for seq in group.seqs if seq.table is not None for b in seq.table.block_ids))
 
-    def can_swap_in(self, group: Group, extra_blocks: int) -> bool:
-        """Whether the group's blocks and `extra_blocks` for its next tokens fit."""
-        if self._kv.layout.shares_blocks:
-            return len(self.swapped_block_ids(group)) + extra_blocks <= self._kv.pool.num_available
-        return self._kv.can_enter(group, [], group.seqs[0].num_computed)
+    def can_swap_in(self, group: Group, work: Work) -> bool:
+        """Whether the group's blocks and those for its next `work` fit."""
+        if self._kv.regions is not None:
+            return self._kv.regions.find(group, [], work) is not None
+        return len(self.swapped_block_ids(group)) + self._num_to_grow(group, work) <= self._kv.pool.num_available
 
-    def swap_in(self, group: Group) -> tuple[BlockTransfer, ...] | None:
-        """Bring a swapped group back; None, and nothing changed, when it does not fit."""
-        if not self.can_swap_in(group, 0):
+    def swap_in(self, group: Group, work: Work) -> tuple[BlockTransfer, ...] | None:
+        """Bring a swapped group back; None, and nothing changed, when it and its next `work` (for which `grow` is to be called) do not
+        fit."""
+        if self._kv.regions is not None:
+            return self._swap_in_regions(self._kv.regions, group, work)
+        if not self.can_swap_in(group, work):
             return None
         self._kv.cause = group.request_id
-        if not self._kv.layout.shares_blocks:
-            return self._swap_in_regions(group)
         cpu_ids = self.swapped_block_ids(group)
         gpu_ids = self._kv.pool.allocate(len(cpu_ids))
         assert gpu_ids is not None, "counted before"
@@ -127,26 +127,20 @@ class Swapper:
         self._kv.pending_copies = [copy for copy in self._kv.pending_copies if copy[0] not in own]
         return moved
 
-    def _swap_in_regions(self, group: Group) -> tuple[BlockTransfer, ...] | None:
-        filled = self._filled_blocks(group.seqs)
-        regions: list[list[int]] = []
-        for _ in range(group.num_sequences):
-            region = self._kv.pool.allocate(self._kv.region_blocks(group.seqs[0], group.seqs[0].num_computed))
-            if region is None:
-                for taken in regions:
-                    self._kv.pool.release(reversed(taken))
-                return None
-            regions.append(region)
+    def _swap_in_regions(self, regions: Regions, group: Group, work: Work) -> tuple[BlockTransfer, ...] | None:
+        found = regions.find(group, [], work)
+        if found is None:
+            return None
+        self._kv.cause = group.request_id
+        seqs = [seq for seq in group.seqs if seq.table is not None]
+        filled = self._filled_blocks(seqs)
         transfers: list[BlockTransfer] = []
-        for seq in [s for s in group.seqs if s.table is not None]:
+        for seq, region in zip(seqs, regions.take(group, found, [], seqs), strict=True):
             assert seq.table is not None
-            region = regions.pop(0)
             transfers += [BlockTransfer("cpu", c, "gpu", g, filled[c]) for c, g in zip(seq.table.block_ids, region, strict=False)]
             self._kv.tell("swap_in", self._kv.pool, region[: len(seq.table.block_ids)])
             self._kv.cpu_pool.release(reversed(seq.table.block_ids))
             seq.table = BlockTable(region, self._kv.block_size, seq.table.num_dropped_blocks)
-        if regions:
-            self._kv.spare[group.group_id] = regions
         return tuple(transfers)
 
     def release_swapped(self, group: Group) -> None:

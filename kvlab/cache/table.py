@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -25,13 +26,15 @@ class BlockTable:
 
 
 class Seq(Protocol):
-    """One stream of tokens. The manager sets `table`, `num_computed` and `keys`; the rest it reads."""
+    """One stream of tokens. The manager sets `table`, `num_computed`, `keys` and `packed` (its first tokens, packed for comparisons); the
+    rest it reads."""
 
     seq_id: int
     tokens: list[int]
     num_computed: int
     table: BlockTable | None
     keys: list[bytes]
+    packed: array[int]
 
     @property
     def group(self) -> Group:
@@ -46,6 +49,7 @@ class Group(Protocol):
     request: Request
     num_prompt_tokens: int
     max_tokens: int
+    oracle_output_len: int | None
 
     @property
     def seqs(self) -> Sequence[Seq]:

@@ -210,7 +210,7 @@ class Committer:
             return
         for seq_id in step.dropped:
             seq = self.sequences.pop(seq_id)
-            self.scheduler.let_go(seq)
+            self.scheduler.let_go(seq, for_fork=True)
             group.seqs.remove(seq)
         for move in step.forks:
             self._fork_beam(group, move)

@@ -103,7 +103,7 @@ class PolicySet:
             if self.prefix_cache.enabled:
                 raise UserError(f"layout {layout} gives each sequence a region of its own, so blocks can't be shared: "
                                 "choose prefix_cache=none, or layout=paged.")  # fmt: skip
-            region = self.layout.reserve_blocks(1, 1, 1, config.max_model_len, config.block_size)
+            region = self.layout.reserve_blocks(base.RegionNeed(1, 1, 1, 1, config.max_model_len, config.block_size))
             if region > config.num_blocks:
                 raise UserError(f"layout {layout} takes {region} blocks of {config.block_size} tokens for one sequence of max_model_len = "
                                 f"{config.max_model_len}, and the pool has {config.num_blocks}: raise num_blocks to at least {region}, "

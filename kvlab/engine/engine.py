@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seqs
 from typing import NamedTuple
 
 from kvlab.cache.manager import KVCacheManager
-from kvlab.cache.pool import CachedBlock
+from kvlab.cache.pool import CachedBlock, FreeBlocks
 from kvlab.engine.beam import BeamState
 from kvlab.engine.clock import Clock, WallClock
 from kvlab.engine.commit import Committer
@@ -25,6 +25,7 @@ from kvlab.engine.runners.base import Runner, RunnerConfig
 from kvlab.engine.scheduler import Scheduler
 from kvlab.engine.sequence import FINISHED, RUNNING, Sequence, SequenceGroup
 from kvlab.model.tokenizer import Tokenizer
+from kvlab.policies.base import RegionNeed, SlotLayout
 from kvlab.types import (
     BlockEvent,
     IllegalDecision,
@@ -129,21 +130,37 @@ class Engine:
         if num_prompt >= config.max_model_len:
             raise RequestTooLong(f"{name}: a prompt of {num_prompt} tokens and one output token exceed max_model_len = "
                                  f"{config.max_model_len}. The longest prompt that fits is {config.max_model_len - 1} tokens.")  # fmt: skip
-        self._check_room(name, num_prompt, num_seqs)
-
-    def _check_room(self, name: str, num_prompt: int, num_seqs: int) -> None:
-        config, layout = self.config, self.policies.layout
-        need = -(-num_prompt // config.block_size)
-        if layout.shares_blocks:
-            longest = config.num_blocks * config.block_size
+        if self.kv.regions is not None:
+            self._check_regions(name, request)
         else:
-            need = num_seqs * layout.reserve_blocks(need, num_prompt, 1, config.max_model_len, config.block_size)
-            longest = config.max_model_len - 1
+            self._check_room(name, num_prompt)
+
+    def _check_room(self, name: str, num_prompt: int) -> None:
+        config = self.config
+        need = -(-num_prompt // config.block_size)
         if need > config.num_blocks:
-            fits = f"The longest prompt that fits is {min(longest, config.max_model_len - 1)} tokens" if layout.shares_blocks else (
-                f"{num_seqs} sequences need a region each")  # fmt: skip
+            longest = min(config.num_blocks * config.block_size, config.max_model_len - 1)
             raise RequestTooLong(f"{name} can never fit: {num_prompt} prompt tokens need {need} blocks of {config.block_size}, there are "
-                                 f"{config.num_blocks}. {fits}; or raise num_blocks.")  # fmt: skip
+                                 f"{config.num_blocks}. The longest prompt that fits is {longest} tokens; or raise num_blocks.")  # fmt: skip
+
+    def _check_regions(self, name: str, request: Request) -> None:
+        """Its regions must find a place in an empty pool."""
+        config, layout = self.config, self.policies.layout
+        num_prompt, num_seqs = len(request.prompt_token_ids), request.sampling.num_sequences
+        if isinstance(layout, SlotLayout) and num_seqs > layout.num_slots:
+            raise UserError(f"{name} decodes {num_seqs} sequences at once, and layout {type(layout).__name__} has {layout.num_slots} slots: "
+                            "lower n or beam_width, or give the layout more.")  # fmt: skip
+        max_output = min(request.sampling.max_tokens, config.max_model_len - num_prompt)
+        size = layout.reserve_blocks(RegionNeed(-(-num_prompt // config.block_size), num_prompt, max_output, request.oracle_output_len,
+                                                config.max_model_len, config.block_size))  # fmt: skip
+        free = FreeBlocks(config.num_blocks)
+        for _ in range(num_seqs):
+            region = layout.place(size, free)
+            if region is None:
+                raise RequestTooLong(f"{name} can never fit: for {num_prompt} prompt tokens layout {type(layout).__name__} takes {size} "
+                                     f"blocks of {config.block_size} for each of {num_seqs} sequences, there are {config.num_blocks}. "
+                                     "Raise num_blocks, or shorten the prompt.")  # fmt: skip
+            free.take(region)
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
@@ -196,7 +213,7 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks. False, and nothing changed, while some request holds a block."""
-        return self.kv.pool.reset_cache()
+        return self.kv.reset_cache()
 
     @property
     def has_work(self) -> bool:

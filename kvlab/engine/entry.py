@@ -30,8 +30,8 @@ class Entry:
         """New blocks to hold `num_tokens` of each sequence, beyond what is cached or shared."""
         kv, group = self._kv, self.group
         first = group.seqs[0]
-        if not kv.layout.shares_blocks:
-            return kv.region_blocks(first, num_tokens) * group.num_sequences
+        if kv.regions is not None:
+            return kv.region_blocks(first, num_tokens) * group.num_sequences - len(self.hits)
         if self.kind == "swapped_in":
             held = [s.table for s in group.seqs if s.table is not None]
             grown = sum(max(0, -(-(num_tokens - table.capacity) // kv.block_size)) for table in held)

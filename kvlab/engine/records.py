@@ -18,12 +18,15 @@ class StatsMaker:
         self._scheduler = scheduler
         self._kv = kv
         self._num_evicted = 0
+        self._num_relocated = 0
 
     def make(self, plan: Plan, counts: StepCounts, end_s: float, schedule_s: float, execute_s: float, commit_s: float) -> StepStats:
         """Counts of this step; state of pools and queues after it."""
         scheduler, pool, cpu = self._scheduler, self._kv.pool, self._kv.cpu_pool
-        num_seqs, num_ctx, wasted, saved = self._occupancy()
+        num_seqs, num_ctx, wasted, saved, reserved = self._occupancy()
+        unplaceable = pool.num_free - self._kv.layout.largest_region(pool.free)
         evicted, self._num_evicted = pool.num_evicted - self._num_evicted, pool.num_evicted
+        relocated, self._num_relocated = self._kv.num_relocated - self._num_relocated, self._kv.num_relocated
         work = step_work(plan)
         queries = hits = again_queries = again_hits = 0
         for admitted in plan.admitted:
@@ -37,18 +40,20 @@ class StatsMaker:
             plan.step, plan.now_s, len(scheduler.running), len(scheduler.waiting), len(scheduler.swapped), num_seqs, num_ctx,
             counts.generation, counts.prompt_computed, counts.output, work.num_seqs, work.num_decode_seqs, work.num_kv_tokens_read,
             work.num_attention_pairs, pool.num_blocks, pool.num_used, pool.num_evictable, pool.num_free,
-            cpu.num_blocks, cpu.num_used, wasted, queries, hits, again_queries, again_hits, len(plan.preempted), evicted,
-            len(plan.swap_in), len(plan.swap_out), len(plan.copies), counts.recomputed,
+            reserved, unplaceable, cpu.num_blocks, cpu.num_used, wasted, queries, hits, again_queries, again_hits, len(plan.preempted), evicted,
+            len(plan.swap_in), len(plan.swap_out), len(plan.copies) - relocated, relocated, counts.recomputed,
             plan.blocked[0].by if plan.blocked else "", plan.watermark_blocks, saved, schedule_s * 1e3, execute_s * 1e3, commit_s * 1e3,
             end_s,
         )  # fmt: skip
 
-    def _occupancy(self) -> tuple[int, int, int, int]:
-        """(sequences, tokens with KV in the pool, slots held but not filled, blocks saved by sharing), of running groups.
+    def _occupancy(self) -> tuple[int, int, int, int, int]:
+        """(sequences, tokens with KV in the pool, slots held but not filled, blocks saved by sharing, blocks held but empty), of running
+        groups.
 
         Saved are references to blocks beyond the first, between sequences of a group and between requests with a common prefix.
         """
-        num_seqs = num_ctx = wasted = num_held = 0
+        num_seqs = num_ctx = wasted = num_held = reserved = 0
+        counts_reserved, size = self._kv.regions is not None, self._kv.block_size
         for group in self._scheduler.running:
             seqs = group.seqs
             num_seqs += len(seqs)
@@ -57,14 +62,16 @@ class StatsMaker:
                 num_ctx += seq.num_computed
                 wasted += seq.table.capacity - seq.num_computed  # type: ignore[union-attr]
                 num_held += len(seq.table.block_ids)  # type: ignore[union-attr]
+                if counts_reserved:
+                    reserved += (seq.table.capacity - seq.num_computed) // size  # type: ignore[union-attr]
             else:
-                context, waste, held = self._group_occupancy(group)
-                num_ctx, wasted, num_held = num_ctx + context, wasted + waste, num_held + held
-        return num_seqs, num_ctx, wasted, num_held - self._kv.pool.num_held
+                context, waste, held, empty = self._group_occupancy(group)
+                num_ctx, wasted, num_held, reserved = num_ctx + context, wasted + waste, num_held + held, reserved + empty
+        return num_seqs, num_ctx, wasted, num_held - self._kv.pool.num_held, reserved
 
-    def _group_occupancy(self, group: SequenceGroup) -> tuple[int, int, int]:
-        """(tokens, unfilled slots, blocks held) of a group whose sequences share blocks or have regions set aside: each physical
-        block is as filled as its fullest holder has it."""
+    def _group_occupancy(self, group: SequenceGroup) -> tuple[int, int, int, int]:
+        """(tokens, unfilled slots, blocks held, blocks without a token) of a group whose sequences share blocks or have regions set
+        aside: each physical block is as filled as its fullest holder has it."""
         size = self._kv.block_size
         filled: dict[int, int] = {}
         num_ctx = num_held = 0
@@ -77,7 +84,8 @@ class StatsMaker:
             for i, block_id in enumerate(seq.table.block_ids):
                 filled[block_id] = max(filled.get(block_id, 0), min(size, max(0, slots - i * size)))
         spare = sum(len(region) for region in self._kv.spare_regions(group))
-        return num_ctx, (len(filled) + spare) * size - sum(filled.values()), num_held + spare
+        empty = spare + sum(not num for num in filled.values())
+        return num_ctx, (len(filled) + spare) * size - sum(filled.values()), num_held + spare, empty
 
 
 def make_record(group: SequenceGroup, end_s: float, tokenizer: Tokenizer | None) -> RequestRecord:

@@ -241,8 +241,8 @@ class Scheduler:
     def _preempt(self, victim: SequenceGroup, build: PlanBuilder, cause: str = "blocks") -> None:
         policy, kv = self.policies.preemption, self.kv
         build.made_room |= cause == "blocks"
-        view = base.VictimView(victim, kv.swapper.num_distinct_tokens(victim), kv.swapper.num_swap_blocks(victim), kv.cpu_pool.num_available,
-                               self.block_bytes)  # fmt: skip
+        view = base.VictimView(victim, kv.swapper.num_distinct_tokens(victim), kv.swapper.num_swap_blocks(victim),
+                               kv.cpu_pool.num_available, self.block_bytes)  # fmt: skip
         wanted = policy.mode.mode(view, build.now)
         if wanted not in ("recompute", "swap"):
             raise IllegalDecision("preemption mode", policy.mode, f"mode {wanted!r}", "'recompute' or 'swap'")
@@ -329,14 +329,12 @@ class Scheduler:
                     continue
                 return self._block(group, "max_num_seqs", build)
             reason = self._admission(entry, build.now)
-            if not reason and not self.kv.swapper.can_swap_in(group, self.kv.swapper.num_to_grow_swapped(group, growth)):
-                reason = "blocks"
-            transfers = None if reason else self.kv.swapper.swap_in(group)
+            transfers = None if reason else self.kv.swapper.swap_in(group, growth)
             if transfers is None:
                 if self.running and self._displace(group, build):
                     continue
                 if self.running or build.work:
-                    return self._block(group, reason or "blocks", build)
+                    return self._block(group, reason or self.kv.why_not(group, [], growth), build)
                 if self.kv.pool.give_up_pins():
                     continue
                 return self._give_up_swap(group, build)
@@ -366,23 +364,24 @@ class Scheduler:
                 return self._block(group, "max_num_seqs", build)
             seq, kind = group.seqs[0], "new" if group.admission_order < 0 else "resumed"
             # A group that comes back needs a token to compute before it samples: its other sequences branch off there.
-            hits = self.kv.find_prefix(seq, len(seq.tokens) - (1 if len(group.seqs) == 1 else 2))
-            seq.num_computed = len(hits) * self.kv.block_size
+            match = self.kv.match_prefix(seq, len(seq.tokens) - (1 if len(group.seqs) == 1 else 2))
+            seq.num_computed = num_cached = match.num_tokens
             work = self._work_of(group, build.budget)
             seq.num_computed = 0
             if not work:
                 return self._block(group, "tokens", build)
-            num_cached = len(hits) * self.kv.block_size
             target = num_cached + work[0][1]
-            reason = self._admission(Entry(group, kind, hits, target, self.running, self.kv), build.now)
-            if not reason and self.kv.enter(group, hits, target):
+            reason = self._admission(Entry(group, kind, match.block_ids, target, self.running, self.kv), build.now)
+            if not reason and self.kv.enter(group, match.block_ids, target, match.source, num_cached):
+                if kind == "new":
+                    group.num_shareable_lost = self.kv.num_shareable_lost(seq, match)
                 self.waiting.pop_head()
                 self._enter(group, kind, work, build, num_cached)
                 continue
             if self.running:
                 if self._displace(group, build):
                     continue
-                return self._block(group, reason or "blocks", build)
+                return self._block(group, reason or self.kv.why_not(group, match.block_ids, [(seq, target)]), build)
             if self.kv.pool.give_up_pins():
                 continue
             self.waiting.pop_head()  # the whole pool is its own, and too small
@@ -422,7 +421,6 @@ class Scheduler:
         build.admitted.append(Admitted(group.group_id, group.request_id, kind, len(seq.tokens), num_cached))
         if kind == "new":
             group.num_cached_tokens = num_cached
-            group.num_shareable_lost = self.kv.num_shareable_lost(seq, num_cached // self.kv.block_size)
         build.add(group, work)
 
     # ------------------------------------------------------------------ leaving
@@ -442,10 +440,13 @@ class Scheduler:
             self.kv.release_spares(group)
         group.status = FINISHED
 
-    def let_go(self, seq: Sequence) -> None:
-        """Free a sequence's blocks; the runner hears of it with the next plan (if it knew the sequence)."""
+    def let_go(self, seq: Sequence, for_fork: bool = False) -> None:
+        """Free a sequence's blocks (or leave them to a fork of its group); the runner hears of it with the next plan, if it knew it."""
         if seq in self.forked:
             self.forked.remove(seq)
         elif seq.table is not None:
             self.released.append(seq.seq_id)
-        self.kv.release(seq)
+        if for_fork:
+            self.kv.release_for_fork(seq)
+        else:
+            self.kv.release(seq)

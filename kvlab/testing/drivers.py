@@ -16,55 +16,66 @@ from kvlab.policies.base import (
     PreemptionMode,
     PreemptionPolicy,
     PrefixCachePolicy,
-    SchedulingPolicy,
+    RegionNeed,
+    SlotLayout,
+    SlotView,
     VictimView,
 )  # fmt: skip
 from kvlab.testing.eviction import drive_eviction
 from kvlab.testing.rules import Rules
+from kvlab.testing.scheduling import drive_scheduling
 from kvlab.testing.views import Entry, Free, Group, Pool, Queues, no_oracle, random_groups, set_view
 from kvlab.types import Now
 
 
-def drive_scheduling(policy: SchedulingPolicy, rng: Random, rules: Rules) -> list[object]:
-    """Orders of random queues at three times."""
-    orders: list[object] = []
-    first_keys: dict[int, tuple[float, ...]] = {}
-    groups = random_groups(rng, rng.randint(1, 12))
-    with no_oracle(groups, policy, rules):
-        for step in range(3):
-            now = Now(step, step * 1.5)
-            rng.shuffle(groups)
-            keys = {group.group_id: policy.key(group, now) for group in groups}
-            for group_id, key in keys.items():
-                numbers = isinstance(key, tuple) and all(isinstance(part, (int, float)) and part == part for part in key)
-                rules.require(numbers, "total order", f"key of group {group_id} is {key!r}")
-                if policy.is_static:
-                    first = first_keys.setdefault(group_id, key)
-                    rules.require(key == first, "static key", f"group {group_id} waits: {first} became {key}")
-            orders.append(sorted(keys, key=lambda group_id: (keys[group_id], group_id)))
-    return orders
-
-
 def drive_batching(policy: BatchingPolicy, rng: Random, rules: Rules) -> list[object]:
-    """Phases and chunks for random queues."""
+    """Phases, orders and chunks for random queues, among events as an engine tells them."""
     decisions: list[object] = []
+    num_groups = 0
     for step in range(12):
+        now = Now(step, float(step))
         sizes = [rng.choice((0, 0, rng.randint(1, 4))) for _ in range(3)]
-        groups = random_groups(rng, sum(sizes))
+        groups = random_groups(rng, sum(sizes), num_groups)
+        num_groups += len(groups)
         cut = sizes[0] + sizes[1]
         queues = Queues(waiting=tuple(groups[: sizes[0]]), running=tuple(groups[sizes[0] : cut]), swapped=tuple(groups[cut:]))
         with no_oracle(groups, policy, rules):
-            phases = [tuple(phase) for phase in policy.phases(queues, Now(step, float(step)))]
+            _tell_who_came(policy, queues, now)
+            phases = [tuple(phase) for phase in policy.phases(queues, now)]
             _check_phases(phases, queues, rules)
             limit = rng.randint(1, 64)
             budget = policy.token_budget(queues, limit)
+            order = [group.group_id for group in policy.running_order(queues.running, now)]
+            same = sorted(order) == [group.group_id for group in queues.running]
+            rules.require(same, "running order", f"{len(queues.running)} groups run, the order is {order}")
         rules.require(_is_int(budget) and budget >= 1, "token budget", f"{budget!r} of {limit}")
         chunks = [_checked_chunk(policy, rng.randint(1, 100), rng.randint(1, limit), limit, rules) for _ in range(8)]
         for num_uncomputed in (1, limit, limit + 1, 10 * limit):
             chunk = _checked_chunk(policy, num_uncomputed, budget, limit, rules)
             rules.require(chunk >= 1, "progress", f"chunk({num_uncomputed}, {budget}, {limit}) = 0 on a fresh budget")
-        decisions.append((phases, budget, chunks))
+        _tell_who_left(policy, queues, rng.random() < 0.5, now)
+        decisions.append((phases, budget, order, chunks))
     return decisions
+
+
+def _tell_who_came(policy: BatchingPolicy, queues: Queues, now: Now) -> None:
+    for group in (*queues.running, *queues.swapped, *queues.waiting):
+        policy.arrived(group, queues, now)
+    for group in (*queues.running, *queues.swapped):
+        policy.entered(group, "new", now)
+    for group in queues.swapped:
+        policy.preempted(group, "swap", now)
+
+
+def _tell_who_left(policy: BatchingPolicy, queues: Queues, enters: bool, now: Now) -> None:
+    """Who waits may enter; then all that run compute, and all leave."""
+    running = (*queues.running, *(queues.waiting if enters else ()))
+    for group in running[len(queues.running) :]:
+        policy.entered(group, "new", now)
+    for group in running:
+        policy.computed(group, group.num_uncomputed_tokens, group.num_sequences, now)
+    for group in (*queues.running, *queues.swapped, *queues.waiting):
+        policy.ended(group, now)
 
 
 def _check_phases(phases: Sequence[tuple[str, ...]], queues: Queues, rules: Rules) -> None:
@@ -226,26 +237,87 @@ def drive_block_sizing(policy: BlockSizingPolicy, rng: Random, rules: Rules) -> 
 
 
 def drive_layout(policy: LayoutPolicy, rng: Random, rules: Rules) -> list[object]:
-    """Places in random sets of free blocks."""
-    placed: list[object] = []
+    """Regions that come, grow and go in a pool; places in random sets of free blocks."""
+    rules.require(not (policy.shares_blocks and policy.is_contiguous), "placement", "blocks that are shared can't be consecutive")
+    decisions: list[object] = []
+    num_blocks = rng.randint(1, 24)
+    free, held = Free(range(num_blocks), num_blocks), list[list[int]]()
     for _ in range(30):
-        num_blocks = rng.randint(1, 24)
-        ids = [block_id for block_id in range(num_blocks) if rng.random() < rng.choice((0.3, 0.7, 1.0))]
-        want, whole = rng.randint(0, num_blocks), len(ids) == num_blocks
-        free = Free(ids)
-        place = policy.place(want, free)
-        what = f"place({want}) among free {ids} = {place!r}"
-        if place is None:
-            rules.require(want > 0 and not whole, "placement", what)
-        else:
-            good = len(place) == want == len(set(place)) and all(_is_int(b) and b in ids for b in place)
-            rules.require(good, "placement", what)
-        rules.require(free.block_ids == tuple(ids), "read-only", "place changed the free blocks")
-        block_size = rng.choice((1, 3, 16))
-        reserved = policy.reserve_blocks(want, rng.randint(1, 40), rng.randint(1, 40), 128, block_size)
-        rules.require(_is_int(reserved) and reserved >= want, "reservation", f"{reserved!r} blocks reserved, {want} needed")
-        placed.append((place, reserved))
-    return placed
+        want, ids = rng.randint(0, num_blocks), [block_id for block_id in range(num_blocks) if rng.random() < 0.7]
+        decisions.append(_checked_place(policy, want, Free(ids, num_blocks), rules))
+        decisions.append(_checked_reservation(policy, want, rng, rules))
+        operation = rng.choice(("enter", "enter", "grow", "leave"))
+        if operation == "enter":
+            placed = _checked_place(policy, rng.randint(1, max(1, num_blocks // 2)), free, rules)
+            if placed:
+                held.append(placed)
+                policy.took(placed)
+        elif held:
+            old = held.pop(rng.randrange(len(held)))
+            new: list[int] | None = []
+            if operation == "grow":
+                new = policy.regrow(tuple(old), len(old) + rng.randint(1, 4), free)
+                decisions.append(new)
+                if new is None:
+                    new = list(old)
+                else:
+                    _check_ids(policy, new, free.also(old), f"regrow of {old} among free {free.block_ids} = {new!r}", rules)
+                    policy.took([block_id for block_id in new if block_id not in old])
+            kept = list[int]() if new is None else new
+            held += [kept] if kept else []
+            for block_id in [block_id for block_id in reversed(old) if block_id not in kept]:
+                policy.gave(block_id)
+        free = Free(sorted(set(range(num_blocks)) - {block_id for region in held for block_id in region}), num_blocks)
+    if isinstance(policy, SlotLayout):
+        decisions += _drive_slots(policy, rng, rules)
+    return decisions
+
+
+def _checked_place(policy: LayoutPolicy, want: int, free: Free, rules: Rules) -> list[int] | None:
+    largest = policy.largest_region(free)
+    legal = _is_int(largest) and min(1, len(free)) <= largest <= len(free)
+    rules.require(legal, "placement", f"largest_region of free {free.block_ids} = {largest!r}")
+    rules.require(largest == len(free) or not policy.shares_blocks, "placement", "shared blocks must fit anywhere")
+    before = free.block_ids
+    place = policy.place(want, free)
+    what = f"place({want}) among free {free.block_ids} = {place!r}, largest_region {largest}"
+    rules.require((place is not None) == (want <= largest), "placement", what)
+    rules.require(policy.place(want, free) == place, "placement", f"{what}; asked again, it answers otherwise")
+    if place is not None:
+        rules.require(len(place) == want, "placement", what)
+        _check_ids(policy, place, free, what, rules)
+    rules.require(free.block_ids == before, "read-only", "place changed the free blocks")
+    return place
+
+
+def _check_ids(policy: LayoutPolicy, ids: list[int], free: Free, what: str, rules: Rules) -> None:
+    good = len(ids) == len(set(ids)) and all(_is_int(b) and b in free.block_ids for b in ids)
+    rules.require(good, "placement", what)
+    is_run = not ids or ids == list(range(ids[0], ids[0] + len(ids)))
+    rules.require(is_run or not policy.is_contiguous, "placement", f"{what} is not consecutive")
+
+
+def _checked_reservation(policy: LayoutPolicy, want: int, rng: Random, rules: Rules) -> int:
+    need = RegionNeed(want, rng.randint(1, 40), rng.randint(1, 40), rng.randint(1, 40), 128, rng.choice((1, 3, 16)))
+    reserved = policy.reserve_blocks(need)
+    rules.require(_is_int(reserved) and reserved >= want, "reservation", f"{reserved!r} blocks reserved, {want} needed")
+    if "oracle" not in type(policy).__name__.lower():
+        blind = policy.reserve_blocks(need._replace(oracle_output_len=None))
+        rules.require(blind == reserved, "no oracle", "oracle_output_len was read")
+    return reserved
+
+
+def _drive_slots(policy: SlotLayout, rng: Random, rules: Rules) -> list[object]:
+    """Choices among random unused slots."""
+    rules.require(_is_int(policy.num_slots) and policy.num_slots >= 1, "slots", f"num_slots = {policy.num_slots!r}")
+    chosen: list[object] = []
+    for _ in range(20):
+        num_tokens, ids = rng.randint(1, 40), sorted(rng.sample(range(8), rng.randint(1, 8)))
+        views = [SlotView(i, kept := rng.randint(0, 40), rng.randint(0, min(kept, num_tokens)), rng.randint(-1, 30)) for i in ids]
+        for choice in (policy.choose_slot(num_tokens, views), policy.purge_slot(views)):
+            rules.require(choice in ids, "slots", f"slot {choice!r} of {ids}")
+            chosen.append(choice)
+    return chosen
 
 
 def drive_compression(policy: CompressionPolicy, rng: Random, rules: Rules) -> list[object]:

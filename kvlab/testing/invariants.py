@@ -6,6 +6,7 @@ from collections import Counter
 
 from kvlab.cache.manager import KVCacheManager
 from kvlab.cache.pool import BlockPool
+from kvlab.cache.radix import Node
 from kvlab.engine.engine import Engine
 from kvlab.engine.sequence import RUNNING, SWAPPED, WAITING, Sequence
 
@@ -18,13 +19,13 @@ def check_invariants(engine: Engine) -> None:
     """
     _check_queues(engine)
     held, held_cpu = _held(engine)
-    _check_pool(engine.kv.pool, held)
-    _check_pool(engine.kv.cpu_pool, held_cpu)
+    _check_pool(engine.kv.pool, held, set(engine.kv.regions.kept_blocks()) if engine.kv.regions is not None else set())
+    _check_pool(engine.kv.cpu_pool, held_cpu, set())
+    _check_slots(engine)
     for group in engine.groups.values():
         for seq in group.seqs:
             _check_sequence(engine.kv, seq)
-    if engine.kv.shareable is not None:
-        assert set(engine.kv.shareable._of) == set(engine.kv.pool.by_content), "index of shareable tokens and cached blocks differ"
+    _check_prefixes(engine.kv)
 
 
 def check_drained(engine: Engine) -> None:
@@ -36,7 +37,7 @@ def check_drained(engine: Engine) -> None:
     for pool in (kv.pool, kv.cpu_pool):
         assert pool.num_held == 0, f"{pool.num_held} blocks of tier {pool.tier} are held by nobody's table"
     assert not kv.pending_copies, f"copies {kv.pending_copies} of nobody"
-    assert not kv.spare, f"regions of groups {sorted(kv.spare)} are kept for nobody"
+    assert kv.regions is None or not kv.regions.spare, "regions are kept for nobody's forks"
     assert not engine.scheduler.forked, "the runner is to start sequences that have ended"
 
 
@@ -80,13 +81,14 @@ def _held(engine: Engine) -> tuple[Counter[int], Counter[int]]:
     return gpu, cpu
 
 
-def _check_pool(pool: BlockPool, held: Counter[int]) -> None:
+def _check_pool(pool: BlockPool, held: Counter[int], kept: set[int]) -> None:
     name = f"tier {pool.tier}"
     assert len(pool.blocks) == pool.num_blocks
     free = [b.block_id for b in pool.blocks if b.block_id in pool.free]
     pinned = [b.block_id for b in pool.blocks if b.content and b.ref_count == 0 and pool.eviction and pool.eviction.is_pinned(b.block_id)]
     assert len(pinned) == pool.num_pinned, f"{name}: {len(pinned)} blocks are pinned, {pool.num_pinned} counted"
-    evictable = [b.block_id for b in pool.blocks if b.content and b.ref_count == 0 and b.block_id not in pinned]
+    evictable = [b.block_id for b in pool.blocks if (b.content or b.block_id in kept) and b.ref_count == 0
+                 and b.block_id not in pinned]  # fmt: skip
     used = [b.block_id for b in pool.blocks if b.ref_count > 0] + pinned
     assert len(free) == pool.num_free, f"{name}: {len(free)} blocks are marked free, {pool.num_free} counted"
     assert len(evictable) == pool.num_evictable, f"{name}: {len(evictable)} blocks are evictable, {pool.num_evictable} counted"
@@ -103,6 +105,49 @@ def _check_pool(pool: BlockPool, held: Counter[int]) -> None:
     assert all(pool.by_content[content] is block for content, block in published.items()), f"{name}: the content map points elsewhere"
 
 
+def _check_prefixes(kv: KVCacheManager) -> None:
+    """The indices of cached tokens hold what is cached; a tree's blocks hang where their names say."""
+    cached, shareable, tree = kv.pool.by_content, kv.prefixes.shareable, kv.prefixes.tree
+    if shareable is not None:
+        assert set(shareable._of) == set(cached), "index of shareable tokens and cached blocks differ"
+    if tree is None:
+        return
+    todo: list[tuple[Node, bytes, bytes | None]] = [(child, name, None) for name, root in tree.roots.items()
+                                                    for child in root.children.values()]  # fmt: skip
+    num_found = 0
+    while todo:
+        node, key, parent = todo.pop()
+        assert node.block_ids, "a node without blocks lives on"
+        for i, block_id in enumerate(node.block_ids):
+            key = kv.prefix_cache.key(key, node.tokens[i * kv.block_size : (i + 1) * kv.block_size])
+            block = kv.pool.blocks[block_id]
+            assert block.content == key, f"block {block_id} has another content than its place in the tree"
+            assert block.parent == parent, f"block {block_id} has another parent than in the tree"
+            parent = key
+        num_found += len(node.block_ids)
+        todo += [(child, key, parent) for child in node.children.values()]
+    is_whole = kv.compression.attention_window is None
+    assert num_found == len(tree), "the tree counts other blocks than hang in it"
+    assert num_found == len(cached) or not is_whole, f"{num_found} blocks can be found, {len(cached)} are cached"
+
+
+def _check_slots(engine: Engine) -> None:
+    """Every sequence with a region, and every region set aside, has a slot of its own; the others keep what they say."""
+    regions = engine.kv.regions
+    if regions is None or regions.slots is None:
+        return
+    slots, size = regions.slots, engine.kv.block_size
+    held = {seq.seq_id for group in engine.scheduler.running for seq in group.seqs if seq.table is not None}
+    assert set(slots._of_seq) == held, f"sequences {sorted(held)} have regions, {sorted(slots._of_seq)} have slots"
+    spare = {group_id: len(found) for group_id, found in regions.spare.items() if found}
+    assert {group_id: len(found) for group_id, found in slots._spare.items() if found} == spare, "regions and slots set aside differ"
+    assert len(held) + sum(spare.values()) + slots.num_idle == slots.layout.num_slots, "a slot is lost"
+    for slot in slots.idle():
+        assert len(slot.block_ids) == -(-len(slot.token_ids) // size), f"slot {slot.slot_id} keeps {slot.block_ids} for its tokens"
+    kept = slots.kept_blocks()
+    assert len(kept) == len(set(kept)), f"a block is kept twice: {kept}"
+
+
 def _check_sequence(kv: KVCacheManager, seq: Sequence) -> None:
     table, name, size = seq.table, f"sequence {seq.seq_id} of {seq.group.request_id}", kv.block_size
     if table is None:
@@ -117,10 +162,10 @@ def _check_sequence(kv: KVCacheManager, seq: Sequence) -> None:
     if seq.group.status == SWAPPED:
         assert len(ids) == kv.num_blocks_for(seq.num_computed) - dropped, f"{name}: {ids} in swap for {seq.num_computed} tokens"
         return
-    if kv.layout.shares_blocks:
-        assert len(ids) == kv.num_blocks_for(seq.num_computed) - dropped, f"{name} holds {ids} for {seq.num_computed} tokens"
-    else:
+    if kv.layout.is_contiguous:
         assert ids == list(range(ids[0], ids[0] + len(ids))), f"{name}: its region {ids} is not consecutive"
+    elif kv.layout.shares_blocks:  # a region may have been larger before
+        assert len(ids) == kv.num_blocks_for(seq.num_computed) - dropped, f"{name} holds {ids} for {seq.num_computed} tokens"
     _check_contents(kv, seq, name)
 
 

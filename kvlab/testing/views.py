@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from kvlab.testing.rules import ReadOnlyError, Rules
+from kvlab.types import GroupView
 
 
 class View:
@@ -56,7 +57,7 @@ class Group(View):
     def oracle_output_len(self) -> int:
         """Noted: see `no_oracle`."""
         self.oracle_reads.append(self.group_id)
-        return 1
+        return self.max_tokens
 
 
 class Pool(View):
@@ -82,6 +83,23 @@ class Queues(View):
         return len(self.waiting)
 
 
+class Prefixes:
+    """A PrefixesView: every third request begins alike, and some beginnings are cached."""
+
+    block_size = 8
+
+    def __init__(self, rng: Random) -> None:
+        self._num_cached_blocks = [rng.choice((0, 0, 1, 5)) for _ in range(3)]
+
+    def keys(self, group: GroupView) -> Sequence[bytes]:
+        """Of full blocks up to the last token but one."""
+        return [b"%d/%d" % (group.group_id % 3, i) for i in range((group.num_tokens - 1) // self.block_size)]
+
+    def num_cached_tokens(self, group: GroupView) -> int:
+        """Of its longest cached beginning."""
+        return min(self._num_cached_blocks[group.group_id % 3], len(self.keys(group))) * self.block_size
+
+
 class Entry(View):
     """An EntryView over a model without sharing: each sequence needs ceil(tokens / block size) blocks, less those it hits."""
 
@@ -104,8 +122,9 @@ class Entry(View):
 class Free:
     """A FreeView over a set of ids."""
 
-    def __init__(self, block_ids: Sequence[int]) -> None:
+    def __init__(self, block_ids: Sequence[int], num_blocks: int) -> None:
         self.block_ids = tuple(sorted(block_ids))
+        self.num_blocks = num_blocks
 
     def __len__(self) -> int:
         return len(self.block_ids)
@@ -119,6 +138,16 @@ class Free:
         ids = set(self.block_ids)
         runs = (first for first in self.block_ids if all(first + i in ids for i in range(num_blocks)))
         return next(runs, None)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(first id, length) of runs that end where a block is not free."""
+        ids = set(self.block_ids)
+        firsts = [first for first in self.block_ids if first - 1 not in ids]
+        return [(first, next(n for n in range(1, len(ids) + 1) if first + n not in ids)) for first in firsts]
+
+    def also(self, block_ids: Sequence[int]) -> Free:
+        """With further ids."""
+        return Free((*self.block_ids, *block_ids), self.num_blocks)
 
 
 def random_groups(rng: Random, num_groups: int, first_id: int = 0) -> list[Group]:
@@ -141,7 +170,7 @@ def random_groups(rng: Random, num_groups: int, first_id: int = 0) -> list[Group
 
 @contextmanager
 def no_oracle(groups: Sequence[Group], policy: object, rules: Rules) -> Iterator[None]:
-    """Only a policy with oracle in its name may have looked at the future meanwhile."""
+    """Only a policy that says so, by its name or by `reads_oracle`, may have looked at the future meanwhile."""
     yield
-    if "oracle" not in type(policy).__name__.lower():
+    if "oracle" not in type(policy).__name__.lower() and not getattr(policy, "reads_oracle", False):
         rules.require(not any(group.oracle_reads for group in groups), "no oracle", "oracle_output_len was read")

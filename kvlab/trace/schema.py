@@ -51,6 +51,8 @@ STEPS_RAW = _rows(
     kv_blocks_used | int64 | blocks | gpu tier: held by some block table (reference count > 0)
     kv_blocks_evictable | int64 | blocks | gpu tier: cached content that no table holds; may be reused or evicted
     kv_blocks_free | int64 | blocks | gpu tier: nothing in them
+    kv_blocks_reserved | int64 | blocks | gpu tier: of the used ones, those without a token: a layout has set them aside for tokens to come
+    external_fragmentation_blocks | int64 | blocks | gpu tier: free blocks beyond the largest region that the layout could place in them
     cpu_blocks_total | int64 | blocks | cpu tier (swap space): blocks in the pool
     cpu_blocks_used | int64 | blocks | cpu tier: held by swapped requests
     internal_fragmentation_tokens | int64 | tokens | slots in used blocks that hold no token
@@ -63,8 +65,9 @@ STEPS_RAW = _rows(
     swapped_in_blocks | int64 | blocks | moved cpu to gpu in this step
     swapped_out_blocks | int64 | blocks | moved gpu to cpu in this step
     cow_copies | int64 | blocks | copied before a write because they were shared or published
+    relocated_blocks | int64 | blocks | copied because a sequence had outgrown its region (a layout with regions)
     recomputed_tokens | int64 | tokens | computed in this step though they had been computed before a preemption
-    admission_blocked_by | str | - | why the first in line is out: watermark, tokens (all spent), preemption ...; "" if nobody waits
+    admission_blocked_by | str | - | why the first in line is out: watermark, blocks, fragmentation (blocks enough, no region), tokens ...; "" if nobody waits
     watermark_blocks | int64 | blocks | kept free by admission for running sequences
     shared_blocks_saved | int64 | blocks | references beyond the first to used blocks: what sharing saves now
     schedule_ms | float64 | ms | host time of schedule()

@@ -48,6 +48,8 @@ class StepStats(NamedTuple):
     kv_blocks_used: int
     kv_blocks_evictable: int
     kv_blocks_free: int
+    kv_blocks_reserved: int
+    external_fragmentation_blocks: int
     cpu_blocks_total: int
     cpu_blocks_used: int
     internal_fragmentation_tokens: int
@@ -60,6 +62,7 @@ class StepStats(NamedTuple):
     swapped_in_blocks: int
     swapped_out_blocks: int
     cow_copies: int
+    relocated_blocks: int
     recomputed_tokens: int
     admission_blocked_by: str
     watermark_blocks: int

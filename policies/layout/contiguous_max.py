@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import FreeView, LayoutPolicy
+from kvlab.policies.base import FreeView, LayoutPolicy, RegionNeed
+from kvlab.policies.layout._runs import first_fit, longest_run
 
 
 class ContiguousMax(LayoutPolicy):
@@ -12,18 +13,20 @@ class ContiguousMax(LayoutPolicy):
         and the static cache of `transformers`, https://huggingface.co/docs/transformers/kv_cache
     Parameters: none. The region holds max_model_len tokens.
     Deviations: the region is cut into blocks that no one shares, so the same kernels read it. The lowest gap that is large enough
-        is taken (first fit), which with regions of one size never leaves holes too small for one.
+        is taken (first fit; the paper assumes a buddy allocator), which with regions of one size never leaves holes too small for one.
     """
 
     shares_blocks = False
+    is_contiguous = True
 
-    def reserve_blocks(self, num_blocks: int, prompt_tokens: int, max_tokens: int, max_model_len: int, block_size: int) -> int:
+    def reserve_blocks(self, need: RegionNeed) -> int:
         """ceil(max_model_len / block_size)."""
-        return max(num_blocks, -(-max_model_len // block_size))
+        return max(need.num_blocks, -(-need.max_model_len // need.block_size))
 
     def place(self, num_blocks: int, free: FreeView) -> list[int] | None:
         """The lowest run of `num_blocks` free ids."""
-        if num_blocks == 0:
-            return []
-        first = free.first_run(num_blocks)
-        return None if first is None else list(range(first, first + num_blocks))
+        return first_fit(num_blocks, free)
+
+    def largest_region(self, free: FreeView) -> int:
+        """The longest run."""
+        return longest_run(free)

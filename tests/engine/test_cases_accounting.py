@@ -37,7 +37,7 @@ def _snapshot(engine: Engine) -> tuple[Any, ...]:
     return [
         (pool.free.lowest(pool.num_blocks), [(b.ref_count, b.content, b.num_hits) for b in pool.blocks], pool.tick, pool.num_evicted)
         for pool in (kv.pool, kv.cpu_pool)
-    ], tables, list(kv.pending_copies), {k: list(v) for k, v in kv.spare.items()}  # fmt: skip
+    ], tables, list(kv.pending_copies), {k: list(v) for k, v in kv.regions.spare.items()} if kv.regions else {}  # fmt: skip
 
 
 class Watch:
@@ -47,9 +47,9 @@ class Watch:
         self.engine = engine
         self.results: Counter[tuple[str, bool]] = Counter()
         kv = engine.kv
-        self._wrap(kv, "enter", kv.can_enter)
+        self._wrap(kv, "enter", lambda group, hits, num_tokens, *_: kv.can_enter(group, hits, num_tokens))
         self._wrap(kv, "grow", kv.can_grow)
-        self._wrap(kv.swapper, "swap_in", lambda group: kv.swapper.can_swap_in(group, 0))
+        self._wrap(kv.swapper, "swap_in", kv.swapper.can_swap_in)
         self._wrap(kv.swapper, "swap_out", lambda group: kv.swapper.num_swap_blocks(group) <= kv.cpu_pool.num_available)
 
     def _wrap(self, owner: Any, name: str, predicate: Any) -> None:
