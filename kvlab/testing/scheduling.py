@@ -43,8 +43,8 @@ class _Play:
         self.waiting: list[Group] = []
         self.front: list[Group] = []  # those of `waiting` that stand before all others
         self.running: list[Group] = []
-        self.num_places = rng.randint(1, 4)
-        self.mode = rng.choice(("recompute", "swap"))
+        self.num_places = rng.choice((1, 1, 2, 3))
+        self.mode = rng.choice(("recompute", "recompute", "swap"))
         self.prefixes = Prefixes(rng)
         self.decisions: list[object] = []
         self._orders = type(policy).order is not SchedulingPolicy.order
@@ -137,7 +137,7 @@ class _Play:
         """A token each, or a chunk of the prompt; some end, and now and then one gives way to another's growth."""
         self._leave(now)
         for group in tuple(self.running):
-            num = min(group.num_uncomputed_tokens, self.rng.randint(4, 16))
+            num = min(group.num_uncomputed_tokens, self.rng.randint(4, 12))
             num_left = group.num_uncomputed_tokens - num
             num_output = 0 if num_left else group.num_sequences
             grown = group.num_output_tokens + (1 if num_output else 0)
