@@ -24,7 +24,7 @@ def replay_access(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> 
     The loop is one function, since at a microsecond an access each further call would show.
     """
     if policy.sees_future:
-        policy.foresee([_content(block_id) for block_id in request] for request in trace.blocks)
+        policy.foresee([str(block_id).encode() for block_id in request] for request in trace.blocks)
     policy.bind(capacity)
     cached: dict[Hashable, CachedBlock] = {}
     blocks: list[CachedBlock] = []  # by block id; grows to `capacity`
@@ -32,16 +32,17 @@ def replay_access(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> 
     object_hits: list[int] = []
     prefix_hits: list[int] = []
     evicted: list[bytes] = []
-    on_insert, on_hit, on_release, on_evict, victim = policy.insert, policy.hit, policy.release, policy.evict, policy.victim
+    on_hit, on_release, on_evict, victim = policy.hit, policy.release, policy.evict, policy.victim
     on_miss = policy.miss if _listens(policy, "miss") else None
+    on_insert = policy.insert if _listens(policy, "insert") else None
     find = cached.get
     num_blocks = tick = 0
     for number, (request, now_s) in enumerate(zip(trace.blocks, trace.times_s, strict=True)):
         now = Now(number, now_s)
         parent: bytes | None = None
-        num_hits = depth = 0
+        num_hits = 0
         prefix = -1  # not known yet: all were hits so far
-        for block_id in request:
+        for depth, block_id in enumerate(request):
             tick += 2
             block = find(block_id)
             if block is not None:
@@ -54,7 +55,7 @@ def replay_access(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> 
             else:
                 if prefix < 0:
                     prefix = num_hits
-                content = _content(block_id)
+                content = str(block_id).encode()
                 if on_miss is not None:
                     on_miss(content, now)
                 if num_blocks < capacity:
@@ -64,7 +65,7 @@ def replay_access(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> 
                     num_blocks += 1
                 else:
                     place = victim(now)
-                    if not isinstance(place, int) or not 0 <= place < num_blocks:
+                    if place.__class__ is not int or not 0 <= place < num_blocks:
                         raise IllegalDecision("eviction", policy, f"evict block {place!r}", f"a block id in [0, {num_blocks})")
                     block = blocks[place]
                     on_evict(block, now)
@@ -76,20 +77,15 @@ def replay_access(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> 
                 block.ref_count = 1
                 block.inserted_tick = block.counted_tick = block.used_tick = tick - 1
                 block.inserted_s = block.used_s = now_s
-                on_insert(block, now)
+                if on_insert is not None:
+                    on_insert(block, now)
             block.ref_count = 0
             block.used_tick = tick
             on_release(block, now, False)
             parent = block.content
-            depth += 1
         object_hits.append(num_hits)
         prefix_hits.append(num_hits if prefix < 0 else prefix)
     return np.array(object_hits, dtype=np.int32), np.array(prefix_hits, dtype=np.int32), evicted
-
-
-def _content(block_id: Hashable) -> bytes:
-    """The content of a trace's id: the id as text."""
-    return str(block_id).encode()
 
 
 def _listens(policy: EvictionPolicy, event: str) -> bool:

@@ -29,9 +29,7 @@ class FrequencySketch:
 
     def add(self, content: bytes) -> None:
         """One more use."""
-        mixed, shift = crc32(content), self._shift
-        for row, multiplier in zip(self._rows, _MULTIPLIERS, strict=True):
-            place = (mixed * multiplier & _MASK) >> shift
+        for row, place in zip(self._rows, self._places(content), strict=True):
             if row[place] < MAX_COUNT:
                 row[place] += 1
         self._num_added += 1
@@ -41,6 +39,12 @@ class FrequencySketch:
 
     def count(self, content: bytes) -> int:
         """Uses, at most 15, rather too many than too few since the last halving."""
+        first, second, third, fourth = self._places(content)
+        rows = self._rows
+        return min(rows[0][first], rows[1][second], rows[2][third], rows[3][fourth])
+
+    def _places(self, content: bytes) -> tuple[int, int, int, int]:
+        """Its counter in each row: upper bits of a product, by another odd constant for each."""
         mixed, shift = crc32(content), self._shift
-        places = ((mixed * multiplier & _MASK) >> shift for multiplier in _MULTIPLIERS)
-        return min(row[place] for row, place in zip(self._rows, places, strict=True))
+        a, b, c, d = _MULTIPLIERS
+        return (mixed * a & _MASK) >> shift, (mixed * b & _MASK) >> shift, (mixed * c & _MASK) >> shift, (mixed * d & _MASK) >> shift
