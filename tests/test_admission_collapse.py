@@ -55,8 +55,10 @@ def test_the_collapse_without_full_sequence(admission: str, parameters: dict[str
     assert result.recomputed_tokens > 5 * 2 * PROMPT
 
 
-SWITCHED = [("none", {"full_sequence": True}), ("watermark", {"fraction": 0.01, "full_sequence": True}), ("full_sequence", {}),
-            ("adaptive", {"initial": 0.01, "full_sequence": True}), ("expected_output", {}), ("past_future", {}), ("reserve_all", {})]  # fmt: skip
+SWITCHED: list[tuple[str, dict[str, Any]]] = [
+    ("none", {"full_sequence": True}), ("watermark", {"fraction": 0.01, "full_sequence": True}), ("full_sequence", {}),
+    ("adaptive", {"initial": 0.01, "full_sequence": True}), ("expected_output", {}), ("past_future", {}), ("reserve_all", {}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("admission", "parameters"), SWITCHED, ids=[f"{name}{'+' if given else ''}" for name, given in SWITCHED])
