@@ -28,4 +28,4 @@ class Prefixes:
     def num_cached_tokens(self, group: GroupView) -> int:
         """Tokens of the longest cached prefix."""
         seq = cast(SequenceGroup, group).seqs[0]
-        return len(self._kv.find_prefix(seq, len(seq.tokens) - 1)) * self._kv.block_size
+        return self._kv.match_prefix(seq, len(seq.tokens) - 1).num_tokens
