@@ -147,17 +147,20 @@ class PrefixCache:
     def _hang(self, tree: RadixTree, seq: Seq, table: BlockTable, i: int, is_first: bool) -> None:
         """Put block `i` of a sequence into the tree; where its content is cached already, the sequence takes that and gives up its own."""
         at = i - table.num_dropped_blocks
-        if not is_first:
-            own, cached = table.block_ids[at], self.pool.by_content[seq.keys[i]].block_id
-            self.pool.hit((cached,))
-            self.pool.release((own,))
-            table.block_ids[at] = cached
-            table.num_sent = -1
-            if cached in tree:
-                return
         parent_id = table.block_ids[at - 1] if at else -1 if not i else self._id_of(seq.keys[i - 1])
         tokens = array("I", seq.tokens[i * self.block_size : (i + 1) * self.block_size])
-        tree.insert(self.root(seq), parent_id, table.block_ids[at], tokens)
+        if is_first:
+            tree.insert(self.root(seq), parent_id, table.block_ids[at], tokens)
+            return
+        cached = self.pool.by_content[seq.keys[i]].block_id
+        if cached in tree and tree.child(self.root(seq), parent_id, tokens) != cached:
+            return  # a key that collides: its tokens are others
+        own, table.block_ids[at] = table.block_ids[at], cached
+        self.pool.hit((cached,))
+        self.pool.release((own,))
+        table.num_sent = -1
+        if cached not in tree:
+            tree.insert(self.root(seq), parent_id, cached, tokens)
 
     def _id_of(self, content: bytes) -> int:
         """The block with a content; one past the pool's last where none has it."""

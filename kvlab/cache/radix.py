@@ -102,6 +102,17 @@ class RadixTree:
                 best, num_best = node.children[first].block_ids[0], num_shared
         return best, num_best
 
+    def child(self, root: bytes, parent_id: int, tokens: Tokens) -> int:
+        """The block with `tokens` right after `parent_id` (-1: first of a prompt); -1: none."""
+        node = self.roots.get(root) if parent_id < 0 else self._node_of.get(parent_id)
+        if node is None:
+            return -1
+        at = node.block_ids.index(parent_id) + 1 if parent_id >= 0 else 0
+        if at < len(node.block_ids):
+            return node.block_ids[at] if node.tokens[at * self.block_size : (at + 1) * self.block_size] == tokens else -1
+        child = node.children.get(tokens.tobytes())
+        return -1 if child is None else child.block_ids[0]
+
     def insert(self, root: bytes, parent_id: int, block_id: int, tokens: Tokens) -> bool:
         """A block with `tokens` was cached after the block `parent_id` (-1: it is the first of a prompt). False: that is not in the
         tree, so nothing that follows it can be found."""
