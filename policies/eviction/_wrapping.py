@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvlab.policies.base import EvictionPolicy, require
+from kvlab.policies.base import EvictionPolicy, KeyEviction, require
 from kvlab.policies.eviction.lru import Lru
 from kvlab.types import BlockView, Now
+
+
+class _Lru(KeyEviction):
+    """LRU as a sort: what Lru does, whose list relies on hearing of a release when it happens."""
+
+    def key(self, block: BlockView) -> tuple[float, ...]:
+        """Tick of its last use."""
+        return (block.used_tick,)
 
 
 class Wrapping(EvictionPolicy):
@@ -16,7 +24,7 @@ class Wrapping(EvictionPolicy):
     def __init__(self, inner: EvictionPolicy | None = None) -> None:
         require(inner is None or isinstance(inner, EvictionPolicy), self, "inner", inner, "an eviction policy, or None for LRU")
         self.inner = inner
-        self._inner = Lru() if inner is None else inner
+        self._inner = _Lru() if inner is None or type(inner) is Lru else inner
         self.sees_future = self._inner.sees_future
         self.queue_depth = self._inner.queue_depth
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from kvlab.policies.base import EvictionPolicy, KeyEviction
 from kvlab.policies.eviction._wrapping import Wrapping
 from kvlab.types import BlockView, Now
@@ -33,7 +35,8 @@ class LeafFirst(Wrapping):
     def _make_empty(self) -> None:
         self._candidates: dict[bytes, BlockView] = {}  # by content
         self._contents: dict[int, bytes] = {}  # of the candidates, by block id
-        self._children: dict[bytes, dict[int, BlockView]] = {}  # content -> candidates that continue it, let go longest ago first
+        self._children: dict[bytes, OrderedDict[int, BlockView]] = {}  # content -> candidates that continue it, let go longest ago first
+        self._choice = self._above = b""  # what the inner policy last chose; what is above the leaf that this led to
 
     def release(self, block: BlockView, now: Now, preempted: bool) -> None:
         """A candidate, and a leaf unless candidates continue it; what it continues is no leaf any more."""
@@ -48,7 +51,7 @@ class LeafFirst(Wrapping):
         if siblings is not None:
             siblings[block.block_id] = block
             return
-        self._children[parent] = {block.block_id: block}
+        self._children[parent] = OrderedDict({block.block_id: block})
         if self._sorts and parent in self._candidates:
             self._inner.withhold(self._candidates[parent], now)
 
@@ -89,12 +92,20 @@ class LeafFirst(Wrapping):
         block_id = self._inner.victim(now)
         if self._sorts:
             return block_id
-        pinned = self._inner.is_pinned if self._inner.num_pinned else None
-        content = self._contents[block_id]
-        while content in self._children:
-            below = (child for child in self._children[content].values() if pinned is None or not pinned(child.block_id))
-            child = next(below, None)
-            if child is None:
-                break
-            block_id, content = child.block_id, child.content
-        return block_id
+        choice = content = self._contents[block_id]
+        if choice == self._choice and self._above in self._candidates:  # go on where the last way down ended
+            content = self._above
+        while (child := self._child(content)) is not None:
+            content = child.content
+        leaf = self._candidates[content]
+        self._choice, self._above = choice, (leaf.parent or b"") if content != choice else b""
+        return leaf.block_id
+
+    def _child(self, content: bytes) -> BlockView | None:
+        """The candidate that continues it, the one let go longest ago; None: there is none."""
+        children = self._children.get(content)
+        if children is None:
+            return None
+        if not self._inner.num_pinned:
+            return next(iter(children.values()))
+        return next((child for child in children.values() if not self._inner.is_pinned(child.block_id)), None)

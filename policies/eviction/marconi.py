@@ -7,7 +7,7 @@ from kvlab.policies.eviction._flops import block_flops
 from kvlab.policies.eviction._heap import KeyHeap
 from kvlab.types import BlockView, Now
 
-RENEWALS = 16
+RENEWALS = 4
 """The spans are measured so many times while as many blocks as there are candidates go."""
 
 
@@ -20,7 +20,7 @@ class Marconi(EvictionPolicy):
         hidden_size: query heads x head size (defaults: Llama 3 8B).
     Deviations: recency is the tick of the last use. Every block has the same bytes, so FLOPs per byte are those of its own tokens
         (2 P B + 4 L H (d B^2 + B (B + 1) / 2) at depth d with B tokens, P parameters, L layers, hidden size H). The ends of the two scales
-        are taken anew each time a sixteenth of the candidates has gone, and hold until then: exact below 32 candidates, O(log n) always.
+        are taken anew each time a quarter of the candidates has gone, and hold until then: exact up to 32 candidates, O(log n) always, amortized.
         alpha is given; Marconi finds it by replaying past requests.
     """
 
@@ -38,12 +38,16 @@ class Marconi(EvictionPolicy):
         """As new."""
         self._candidates: dict[int, tuple[int, float]] = {}  # block id -> tick of last use, FLOPs
         self._ticks_per_flop = 0.0  # alpha x (span of ticks / span of FLOPs), as last measured
+        self._flops: dict[int, float] = {}  # by depth
         self._heap = KeyHeap()
         self._num_left = 0  # evictions until it is measured again
 
     def release(self, block: BlockView, now: Now, preempted: bool) -> None:
         """A candidate."""
-        flops = block_flops(block.depth, block.num_tokens, self.num_params, self.num_layers, self.hidden_size)
+        flops = self._flops.get(block.depth)
+        if flops is None:
+            flops = block_flops(block.depth, block.num_tokens, self.num_params, self.num_layers, self.hidden_size)
+            self._flops[block.depth] = flops
         self._candidates[block.block_id] = (block.used_tick, flops)
         self._heap.push(block.block_id, (block.used_tick + self._ticks_per_flop * flops, block.used_tick))
 
@@ -66,7 +70,7 @@ class Marconi(EvictionPolicy):
 
     def victim(self, now: Now) -> int:
         """The smallest sum."""
-        if self._num_left <= 0 or len(self._candidates) < 2 * RENEWALS:
+        if self._num_left <= 0 or len(self._candidates) <= 32:
             self._measure()
         return self._heap.first()
 
