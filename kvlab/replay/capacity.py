@@ -36,6 +36,14 @@ class Capacity:
     unit: str
     text: str
 
+    def check(self, takes_share: bool, kv_bytes_per_token: int | None) -> None:
+        """UserError for a share where none is possible, or bytes of no model: what can be known without the trace."""
+        if self.unit == "share" and not takes_share:
+            told = "semantics engine takes blocks (an integer), tokens or bytes, since outputs take room as well"
+            raise UserError(f"capacity = {self.text}: {told}.")
+        if self.unit == "bytes" and kv_bytes_per_token is None:
+            raise UserError(f"capacity = {self.text}: bytes need a model, for example model=llama3_8b.")
+
     def num_blocks(self, block_tokens: int | Fraction | None, num_unique_blocks: int | None, kv_bytes_per_token: int | None) -> int:
         """Whole blocks.
 
@@ -49,16 +57,12 @@ class Capacity:
         """
         if self.unit == "blocks":
             return int(self.amount)
-        if self.unit == "share" and num_unique_blocks is not None:
-            return max(1, int(self.amount * num_unique_blocks))
+        self.check(num_unique_blocks is not None, kv_bytes_per_token)
         if self.unit == "share":
-            told = "semantics engine takes blocks (an integer), tokens or bytes, since outputs take room as well"
-            raise UserError(f"capacity = {self.text}: {told}.")
+            return max(1, int(self.amount * (num_unique_blocks or 0)))
         if block_tokens is None:
             told = "this trace has no lengths, so that a block is no number of tokens"
             raise UserError(f"capacity = {self.text}: {told}. Give blocks or a share.")
-        if self.unit == "bytes" and kv_bytes_per_token is None:
-            raise UserError(f"capacity = {self.text}: bytes need a model, for example model=llama3_8b.")
         size = block_tokens * (kv_bytes_per_token or 1) if self.unit == "bytes" else block_tokens
         blocks = int(self.amount / size)
         if blocks < 1:

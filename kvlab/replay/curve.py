@@ -69,6 +69,8 @@ class LruCurve:
         """(object hits, prefix hits) at a capacity in blocks. UserError: below 1."""
         if type(capacity) is not int or capacity < 1:
             raise UserError(f"capacity = {capacity!r} is not allowed: blocks, at least 1.")
+        if not len(self.capacities):
+            return 0, 0  # requests without blocks
         place = min(capacity, len(self.capacities)) - 1
         return int(self.object_hits[place]), int(self.prefix_hits[place])
 

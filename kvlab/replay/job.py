@@ -71,9 +71,7 @@ class Job:
 
     def early_check(self, capacity: object) -> None:
         """What can be known of a capacity without the trace. UserError: it can't be one."""
-        given = parse_capacity(capacity, self.unit)
-        if given.unit == "bytes" or (given.unit == "share" and self.semantics == "engine"):
-            given.num_blocks(1, None, self.kv_bytes)
+        parse_capacity(capacity, self.unit).check(self.semantics == "access", self.kv_bytes)
 
     def _with_trace(self, trace: Trace) -> Job:
         if self.semantics == "access":
