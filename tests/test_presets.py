@@ -25,7 +25,8 @@ ROOMY = "num_blocks=128"  # four regions of 128 tokens
 
 
 def overrides_of(preset: str) -> list[str]:
-    return [*LOAD, f"+policy={preset}", ROOMY if preset == "transformers" else TIGHT]
+    more = {"vtc": ["workload.tenants={a: 0.5, b: 0.5}"], "nano_vllm": ["max_num_batched_tokens=100"]}.get(preset, [])
+    return [*LOAD, *more, f"+policy={preset}", ROOMY if preset in ("transformers", "orca_max") else TIGHT]
 
 
 @lru_cache
@@ -65,6 +66,31 @@ def check_claims(preset: str, steps: pd.DataFrame, requests: pd.DataFrame, log: 
         assert hits == 0
         assert swapped > 0
         assert {entry.mode for plan in log.plans for entry in plan.preempted} == {"swap"}
+    elif preset in ("sglang", "mini_sglang", "nano_vllm", "vtc", "tgi"):
+        assert not mixed  # prompts in steps of their own
+        assert not chunks
+        assert swapped == 0
+        assert (hits > 0) == (preset in ("sglang", "mini_sglang", "nano_vllm"))
+        assert (preempted == 0) or preset in ("sglang", "nano_vllm")
+    elif preset in ("sarathi", "transformers_cb"):
+        assert mixed
+        assert chunks
+        assert preempted > 0
+        assert (hits > 0) == (preset == "transformers_cb")
+        assert set(steps["watermark_blocks"]) == {8 if preset == "transformers_cb" else 0}  # int(0.2 * 40), int(0.01 * 40)
+    elif preset == "llamacpp":
+        assert steps["num_running_reqs"].max() == 4
+        assert hits > 0  # a slot's sequence, not a shared block
+        assert evicted > 0  # what a slot held after the common beginning
+        assert swapped == 0
+    elif preset == "fastserve":
+        assert swapped > 0
+        assert "scheduling" in {entry.cause for plan in log.plans for entry in plan.preempted}
+    elif preset.startswith("orca_"):
+        assert mixed
+        assert not chunks
+        assert hits == evicted == swapped == 0
+        check_regions(preset, steps, log)
     else:
         assert preset == "transformers"
         assert hits == evicted == swapped == preempted == 0
@@ -72,6 +98,22 @@ def check_claims(preset: str, steps: pd.DataFrame, requests: pd.DataFrame, log: 
         assert (steps["kv_blocks_used"] % 32 == 0).all()  # regions of max_model_len
         starts = requests.sort_values("first_scheduled_s")["first_scheduled_s"].round(9).nunique()
         assert starts == 4  # 14 requests in batches of four
+
+
+def check_regions(preset: str, steps: pd.DataFrame, log: Log) -> None:
+    """Consecutive blocks: as many as max_model_len needs, as prompt and true output need, or a power of two."""
+    tables = [ids for plan in log.plans for ids in plan.fresh_tables.values()]
+    assert tables
+    assert all(list(ids) == list(range(ids[0], ids[0] + len(ids))) for ids in tables)
+    if preset == "orca_max":
+        assert {len(ids) for ids in tables} == {32}
+    elif preset == "orca_pow2":
+        assert {len(ids) for ids in tables} <= {1, 2, 4, 8, 16, 32}
+        assert all(ids[0] % len(ids) == 0 for ids in tables)
+        assert steps["num_preemptions"].sum() > 0
+    else:
+        assert len({len(ids) for ids in tables}) > 4
+        assert steps["num_preemptions"].sum() == 0  # nobody ever grows
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -90,4 +132,7 @@ def test_a_preset_does_what_it_says_and_changes_no_token(preset: str, tmp_path: 
 
 
 def test_all_presets_are_here() -> None:
-    assert PRESETS == ["fifo", "lfu", "lru", "transformers", "vllm", "vllm_v0", "walkthrough"]
+    assert PRESETS == [
+        "fastserve", "fifo", "lfu", "llamacpp", "lru", "mini_sglang", "nano_vllm", "orca_max", "orca_oracle", "orca_pow2", "sarathi",
+        "sglang", "tgi", "transformers", "transformers_cb", "vllm", "vllm_v0", "vtc", "walkthrough",
+    ]  # fmt: skip
