@@ -277,8 +277,9 @@ class EvictionPolicy(ABC):
         return False
 
     def withhold(self, block: BlockView, now: Now) -> None:
-        """Not from the pool, but from a policy that wraps this one: `block`, a candidate, is none until its next release, though nobody
-        uses it. By default as if it were hit; where a hit does more than that, implement it."""
+        """`block`, a candidate, is none until its next release, though nobody was served by it: a policy that wraps this one keeps it to
+        itself, or a table took it in place of its own block with the same content (prefix_cache=radix). By default as if it were hit;
+        where a hit does more than that, implement it."""
         self.hit(block, now)
 
     @abstractmethod

@@ -255,6 +255,15 @@ class BlockPool:
         """One more table holds a block that is held already (a fork)."""
         self.blocks[block_id].ref_count += 1
 
+    def adopt(self, block_id: int) -> None:
+        """A table takes hold of a cached block in place of its own with the same content. Nothing was saved, so it is no hit."""
+        block = self.blocks[block_id]
+        if block.ref_count == 0:
+            assert self.eviction is not None
+            self._num_unheld -= 1
+            self.eviction.withhold(block, self.now)
+        block.ref_count += 1
+
     def find(self, content: bytes) -> int | None:
         """Block that holds `content`, or None."""
         block = self.by_content.get(content)

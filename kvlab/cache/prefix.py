@@ -156,7 +156,7 @@ class PrefixCache:
         if cached in tree and tree.child(self.root(seq), parent_id, tokens) != cached:
             return  # a key that collides: its tokens are others
         own, table.block_ids[at] = table.block_ids[at], cached
-        self.pool.hit((cached,))
+        self.pool.adopt(cached)
         self.pool.release((own,))
         table.num_sent = -1
         if cached not in tree:
