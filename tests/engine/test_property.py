@@ -33,6 +33,7 @@ from kvlab.policies.admission import Watermark
 from kvlab.policies.base import SchedulingPolicy
 from kvlab.policies.batching import Chunked
 from kvlab.policies.compression import Window
+from kvlab.policies.prefix_cache import Radix
 from kvlab.testing.invariants import check_drained, check_invariants
 from kvlab.types import GroupView, Now, QueuesView, Request, UserError
 
@@ -61,6 +62,8 @@ class Fickle(SchedulingPolicy):
 SEAMS_DRAWN = ("scheduling", "batching", "admission", "preemption", "eviction")
 ORDERS = [AnyOrder(order) for order in permutations(("running", "waiting", "swapped"))]
 SMALL_VOCAB = 23
+RADIX = [Radix(), Radix(partial_block_copy=True), Radix(min_match_tokens=3, cache_generated=False, partial_block_copy=True)]
+REGIONS = [name for name in policy_names("layout") if name != "paged"]
 
 FIRED: Counter[str] = Counter()
 """How often each mechanism acted over all scenes."""
@@ -91,11 +94,11 @@ def sizes(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int | None]:
         seams["admission"] = Watermark(draw(st.sampled_from([0.0, 0.1, 0.5, 0.99])))
     seams["mode"] = draw(st.sampled_from(policy_names("preemption/mode")))
     seams["protect_oldest"] = draw(st.booleans())
-    seams["layout"] = draw(st.sampled_from(["paged", "paged", "paged", "contiguous_max"]))
+    seams["layout"] = draw(st.sampled_from(["paged"] * 6 + REGIONS))
     window = None
     max_model_len = 8192
     if seams["layout"] == "paged":
-        seams["prefix_cache"] = draw(st.sampled_from(["hash", "hash", "hash", "none"]))
+        seams["prefix_cache"] = draw(st.sampled_from(["hash", "hash", "none", *RADIX]))
         window = draw(st.sampled_from([None, None, None, 1, 2, 3, 5, 9]))
     else:
         seams["prefix_cache"] = "none"
@@ -135,8 +138,10 @@ def _make(operation: tuple[Any, ...], number: int, window: int | None) -> Reques
     _, length, stem, num_shared, max_tokens, (n, width), temperature, ignore_eos, priority, salt = operation
     shared = prompt_of(64, stem, SMALL_VOCAB)[: min(num_shared, length)]
     prompt = shared + prompt_of(length - len(shared), 1000 + number, SMALL_VOCAB)
-    return request(f"r{number}", prompt, max_tokens, float(number), priority, salt, n=n, beam_width=width,
+    made = request(f"r{number}", prompt, max_tokens, float(number), priority, salt, n=n, beam_width=width,
                    temperature=0.0 if width else temperature, ignore_eos=ignore_eos)  # fmt: skip
+    made.oracle_output_len, made.tenant = max_tokens, "ab"[number % 2]  # an oracle that errs where EOS comes first
+    return made
 
 
 class Play:
@@ -247,7 +252,7 @@ def _random_scene(draw: Random) -> Scene:
     if seams["admission"] == "watermark":
         seams["admission"] = Watermark(draw.choice([0.0, 0.1, 0.5, 0.99]))
     seams |= {"mode": draw.choice(["swap", *policy_names("preemption/mode")]), "protect_oldest": draw.random() < 0.5,
-              "layout": draw.choice(["paged"] * 4 + ["contiguous_max"]), "prefix_cache": draw.choice(["hash", "hash", "none"])}  # fmt: skip
+              "layout": draw.choice(["paged"] * 8 + REGIONS), "prefix_cache": draw.choice(["hash", "hash", "none", *RADIX])}  # fmt: skip
     window, max_model_len = draw.choice([None, None, None, 1, 2, 3, 5, 9]), 8192
     if seams["layout"] != "paged":
         seams["prefix_cache"], window = "none", None
