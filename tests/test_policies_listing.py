@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from kvlab.policies.__main__ import main
 from kvlab.policies.registry import SEAMS, list_policies
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -44,6 +49,15 @@ def test_long_and_markdown_have_source_and_deviations_of_each(capsys: pytest.Cap
 def test_every_policy_says_where_it_comes_from_and_where_it_deviates() -> None:
     silent = [f"{row.seam}={row.name}" for row in list_policies() if not row.idea or not row.source or not row.deviations]
     assert silent == []
+
+
+def test_the_readme_names_every_policy_and_preset() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for seam in SEAMS:
+        row = next(line for line in readme.splitlines() if line.startswith(f"| {seam.split('/')[0]} |"))
+        assert [r.name for r in list_policies(seam) if not re.search(rf"\b{r.name}\b", row)] == [], seam
+    presets = [path.stem for path in (ROOT / "conf/policy").glob("*.yaml")]
+    assert [name for name in presets if f"`{name}`" not in readme] == []
 
 
 @pytest.mark.parametrize(("word", "nearest"), [("evicton", "eviction"), ("--log", "--long")])
