@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from kvlab.policies.registry import list_policies
-from kvlab.replay import AccessTrace, as_trace, replay
+from kvlab.replay import AccessTrace, as_trace, lru_curve, replay
 
 
 def bare_lru(trace: AccessTrace, capacity: int) -> int:
@@ -49,6 +49,8 @@ def main() -> None:
     print(f"{trace.name}: {accesses} references, capacity {capacity} blocks")
     base_s, base_hits = best_of_three(lambda: bare_lru(trace, capacity))
     print(f"{'bare OrderedDict':>18}  {base_s:6.3f} s  {base_s / accesses * 1e9:6.0f} ns/reference  hits {base_hits}")
+    curve_s, curve_hits = best_of_three(lambda: lru_curve(trace).at(capacity)[0])
+    print(f"{'lru, all sizes':>18}  {curve_s:6.3f} s  {curve_s / accesses * 1e9:6.0f} ns/reference  hits {curve_hits}")
     for row in list_policies("eviction"):
         seconds, hits = best_of_three(lambda name=row.name: replay(trace, name, capacity).object_hits)
         cost = f"{seconds:6.3f} s  {seconds / accesses * 1e9:6.0f} ns/reference"
