@@ -19,7 +19,7 @@ from engine_support import Log, Outputs, policies, policy_names, serve
 from equality_support import Case, Factors, Watch, complete, covering_array, kv_by_position, modes, name_of, tiny, tiny_engine, tuples_of
 
 from kvlab.engine import Engine
-from kvlab.policies.admission import FullSequence, Unlimited, Watermark
+from kvlab.policies.admission import Adaptive, ExpectedOutput, FullSequence, PastFuture, Unlimited, Watermark
 from kvlab.policies.preemption.mode import CheaperOfBoth
 from kvlab.policies.registry import by_name
 from kvlab.types import Request, SamplingParams
@@ -101,6 +101,7 @@ def small_pool(requests: list[Request], block_size: int) -> int:
 ADMISSION = {
     "none": Unlimited, "watermark_0": lambda: Watermark(0.0), "watermark_0.1": lambda: Watermark(0.1),
     "watermark_0.1_full": lambda: Watermark(0.1, full_sequence=True), "full_sequence": FullSequence,
+    "adaptive": lambda: Adaptive(initial=0.0, interval=5), "expected_output": ExpectedOutput, "past_future": PastFuture,
     "reserve_all": lambda: by_name("admission", "reserve_all"),
 }  # fmt: skip
 
@@ -111,11 +112,12 @@ PAGED: dict[str, tuple[Any, ...]] = {
     "mode": tuple(policy_names("preemption/mode")),
     "batching": tuple(policy_names("batching")),
     "budget": (SMALL_BUDGET, 512),
-    "admission": ("none", "watermark_0", "watermark_0.1", "watermark_0.1_full", "full_sequence"),
+    "admission": ("none", "watermark_0", "watermark_0.1", "watermark_0.1_full", "full_sequence", "adaptive"),
     "scheduling": tuple(policy_names("scheduling")),
     "preemption": tuple(policy_names("preemption")),
     "kind": tuple(KINDS),
 }
+CACHES = [name for name in PAGED["prefix_cache"] if name != "none"]
 HAS_BUDGET = ("chunked", "prefill_first")
 
 
@@ -146,7 +148,7 @@ def check_order(case: Case, log: Log) -> None:
 
 def check_fired(case: Case, log: Log) -> None:
     """What the case is about did happen."""
-    if case["prefix_cache"] == "hash":
+    if case["prefix_cache"] != "none":
         assert log.total("prefix_cache_hits") > 0, "no hit"
         assert log.total("num_evicted_blocks") > 0, "no eviction"
     if case["budget"] == SMALL_BUDGET:
@@ -170,7 +172,7 @@ def check_tokens(case: Case, engine: Engine, log: Log) -> None:
         serve(engine, [replace(last, request_id=name)], check=False)
         assert log.records[name].outputs == undisturbed(case["kind"])[last.request_id]
     full_blocks = (len(last.prompt_token_ids) - 1) // case["block_size"]
-    assert log.records[AGAIN[1]].num_cached_tokens == (full_blocks * case["block_size"] if case["prefix_cache"] == "hash" else 0)
+    assert log.records[AGAIN[1]].num_cached_tokens == (full_blocks * case["block_size"] if case["prefix_cache"] != "none" else 0)
 
 
 def check_preempting(case: Case) -> None:
@@ -203,6 +205,17 @@ def test_a_watermark_keeps_somebody_out_and_changes_no_token(block_size: int, ad
     engine, log = engine_for(case, small_pool(requests_of("greedy"), block_size))
     check_tokens(case, engine, log)
     assert any(entry.by == "watermark" for plan in log.plans for entry in plan.blocked) == ("0.1" in admission)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("admission", ["expected_output", "past_future"])
+def test_an_admission_that_looks_ahead_keeps_somebody_out_and_changes_no_token(admission: str, kind: str) -> None:
+    """With a prefix cache, in a pool that holds a group and a half: they may prevent every preemption, so none is asked for."""
+    case = {"block_size": 3, "prefix_cache": "hash", "batching": "chunked", "budget": SMALL_BUDGET, "admission": admission,
+            "scheduling": "fcfs", "mode": "swap", "kind": kind}  # fmt: skip
+    engine, log = engine_for(case, 3 * max(blocks_of(request, 3) for request in requests_of(kind)) // 2)
+    check_tokens(case, engine, log)
+    assert any(entry.by == admission for plan in log.plans for entry in plan.blocked)
 
 
 def test_the_cheaper_of_both_is_now_one_and_now_the_other() -> None:
@@ -256,11 +269,11 @@ RESERVED: dict[str, tuple[Any, ...]] = {
 
 def is_reserved(case: Case) -> bool:
     """Either the layout gives a region of its own to each sequence (and shares nothing), or admission counts the worst case."""
-    if case.get("layout") == "contiguous_max" and case.get("prefix_cache") == "hash":
+    if case.get("layout") == "contiguous_max" and case.get("prefix_cache") in CACHES:
         return False
     if case.get("layout") == "paged" and case.get("admission", "reserve_all") != "reserve_all":
         return False
-    return is_valid(case) and not (case.get("prefix_cache") == "hash" and case.get("admission", "reserve_all") != "reserve_all")
+    return is_valid(case) and not (case.get("prefix_cache") in CACHES and case.get("admission", "reserve_all") != "reserve_all")
 
 
 def check_reserved(case: Case) -> None:
@@ -308,9 +321,9 @@ def test_the_arrays_cover_every_pair_that_can_occur(factors: Factors, valid: Cal
     lost = {tuple(sorted(pair)) for pair in missing}
     budgets = {(("batching", name), ("budget", SMALL_BUDGET)) for name in PAGED["batching"] if name not in HAS_BUDGET}
     evictions = {(("eviction", name), ("prefix_cache", "none")) for name in PAGED["eviction"] if name != "lru"}
-    shared = {(("layout", "contiguous_max"), ("prefix_cache", "hash"))}
+    shared = {(("layout", "contiguous_max"), ("prefix_cache", name)) for name in CACHES}
     waiting = {(("admission", name), other) for name in ADMISSION if name != "reserve_all"
-               for other in (("layout", "paged"), ("prefix_cache", "hash"))}  # fmt: skip
+               for other in (("layout", "paged"), *(("prefix_cache", cache) for cache in CACHES))}  # fmt: skip
     assert lost == (budgets | evictions if factors is PAGED else budgets | shared | waiting)
     print(f"seed {SEED}: {len(cases)} cases cover {len(covered)} pairs")
 
