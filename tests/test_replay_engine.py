@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+from engine_support import policy_names
 
 from kvlab.engine.config import EngineConfig, PolicySet
 from kvlab.engine.engine import Engine
@@ -139,21 +140,36 @@ def test_a_prompt_that_can_never_fit_is_passed_over_and_one_that_outgrows_the_po
     assert result.evicted == (keys([1, 2, 3, 4], 1)[3],)
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "lfu", "random"])
-def test_small_pools_equal_the_engine(policy: str) -> None:
-    """Shared prefixes in pools of 1 to 9 blocks of 3 tokens, some prompts too long, some answers outgrowing the pool."""
-    options = EngineOptions(block_size=3, max_num_batched_tokens=5)
+def small_requests() -> tuple[list[Served], EngineOptions]:
+    """60 requests with shared prefixes for pools of 1 to 9 blocks of 3 tokens: some prompts are too long, some answers outgrow the pool."""
     served = []
     for number in range(60):
         shared = [number % 3] * (number % 11)
         prompt = [*shared, 5 + number % 7, *range(number % 5)]
         one = request(f"r{number}", prompt, 1 + number % 9)
         served.append(Served(one, fake_output(one)))
+    return served, EngineOptions(block_size=3, max_num_batched_tokens=5)
+
+
+@pytest.mark.parametrize("policy", policy_names("eviction"))
+def test_small_pools_equal_the_engine(policy: str) -> None:
+    """Every policy that an engine takes. All requests wait from the start, so both tell a policy the same of the queue."""
+    served, options = small_requests()
     for num_blocks in range(1, 10):
         result = replay(served, policy, num_blocks, "engine", options=options)
         cached_tokens, evicted, _ = run_engine(served, policy, num_blocks, options)
         assert (result.prefix_hits_per_request * 3).tolist() == cached_tokens, num_blocks
         assert result.evicted == evicted, num_blocks
+
+
+def test_the_queue_and_pins_are_at_work_in_that_comparison() -> None:
+    """Else it would prove nothing about them: what they evict differs from LRU."""
+    served, options = small_requests()
+    evicted = {
+        policy: [replay(served, policy, num_blocks, "engine", options=options).evicted for num_blocks in range(4, 10)]
+        for policy in ("lru", "queue_informed", "pinned")
+    }
+    assert evicted["queue_informed"] != evicted["lru"] != evicted["pinned"] != evicted["queue_informed"]
 
 
 @pytest.mark.parametrize(

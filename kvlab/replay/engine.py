@@ -5,14 +5,18 @@ served does, whose hits and evictions these are, request by request. Look-up com
 request ends; only full blocks are published and found, at most `num_tokens - 1` of a prompt; output blocks take room and are
 published as well; blocks are let go tail first.
 
+A policy that asks what waiting requests will hit (`queue_depth`) is told of those that come next, as if all had arrived.
+
 Deviation: `now` of a policy is (number of the request, its arrival), the engine's is (step, clock); policies that look at it differ.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,12 +159,13 @@ def replay_engine(served: Iterable[Served], policy: EvictionPolicy, name: str, c
             evicted.append(block.content)
 
     kv = KVCacheManager(capacity, 0, block_size, policy, Hash(), Paged(), Full(), _NO_LIMIT, track_shareable=False, on_event=note)
+    queue = _Queue(served, kv, policy)
     num_blocks, hits, num_tokens = [], [], []
-    for number, (request, output) in enumerate(served):
+    for number, (request, output) in enumerate(queue):
         if not output or not request.prompt_token_ids or request.sampling.num_sequences > 1:
             raise UserError(f"Request {request.request_id!r} can't be replayed: one sequence, with a prompt and at least one output token.")
         kv.set_now(Now(number, request.arrival_s))
-        hits.append(_serve(kv, number, request, output, options.max_num_batched_tokens))
+        hits.append(_serve(kv, queue, number, request, output, options.max_num_batched_tokens))
         num_tokens.append(len(request.prompt_token_ids))
         num_blocks.append(num_tokens[-1] // block_size)
     if not hits:
@@ -170,29 +175,72 @@ def replay_engine(served: Iterable[Served], policy: EvictionPolicy, name: str, c
                         hit_array.astype(np.int64) * block_size, np.array(num_tokens, dtype=np.int64), tuple(evicted))  # fmt: skip
 
 
+class _Queue:
+    """The requests in order, and for a policy that asks what those next in it will hit."""
+
+    def __init__(self, served: Iterable[Served], kv: KVCacheManager, policy: EvictionPolicy) -> None:
+        self._served = iter(served)
+        self._kv = kv
+        self._policy = policy
+        self._ahead = deque[Served]()
+        self._prefixes = deque[list[bytes]]()  # of those ahead that fit into the pool; an engine takes no others
+
+    def __iter__(self) -> Iterator[Served]:
+        while True:
+            self._look_ahead()
+            if not self._ahead:
+                return
+            yield self._ahead.popleft()
+
+    def _look_ahead(self) -> None:
+        kv, depth = self._kv, self._policy.queue_depth
+        while len(self._prefixes) <= depth and (one := next(self._served, None)) is not None:
+            self._ahead.append(one)
+            prompt = one.request.prompt_token_ids
+            if kv.num_blocks_for(len(prompt)) <= kv.pool.num_blocks:
+                self._prefixes.append(_keys_of(one.request.cache_salt, prompt, kv.block_size) if depth else [])
+
+    def tell(self) -> None:
+        """The policy hears of those next in the queue, if it asks."""
+        if self._policy.queue_depth:
+            self._policy.waiting(list(islice(self._prefixes, self._policy.queue_depth)), self._kv.pool.now)
+
+    def enters(self) -> None:
+        """The first has left the queue."""
+        self._prefixes.popleft()
+
+
 def _keys(served: Served, block_size: int) -> list[bytes]:
     """Contents of the blocks that a request fills, head to tail; nobody reads the KV of its last token."""
+    return _keys_of(served.request.cache_salt, [*served.request.prompt_token_ids, *served.output_token_ids], block_size)
+
+
+def _keys_of(cache_salt: str, tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """Contents of the blocks of these tokens, without the last token."""
     prefix_cache = Hash()
-    key, keys = prefix_cache.root(served.request.cache_salt), list[bytes]()
-    tokens = [*served.request.prompt_token_ids, *served.output_token_ids]
+    key, keys = prefix_cache.root(cache_salt), list[bytes]()
     for end in range(block_size, len(tokens), block_size):
         key = prefix_cache.key(key, tokens[end - block_size : end])
         keys.append(key)
     return keys
 
 
-def _serve(kv: KVCacheManager, number: int, request: Request, output: Sequence[int], max_num_batched_tokens: int) -> int:
+def _serve(kv: KVCacheManager, queue: _Queue, number: int, request: Request, output: Sequence[int],
+           max_num_batched_tokens: int) -> int:  # fmt: skip
     """Run one request to its end; returns the blocks of its prompt that were found."""
     size, prompt = kv.block_size, request.prompt_token_ids
     if kv.num_blocks_for(len(prompt)) > kv.pool.num_blocks:
         return 0  # the engine refuses it
+    queue.tell()
+    queue.enters()
     group = SequenceGroup(number, request, 0, (), len(output))
     seq = Seq(number, group, 0, list(prompt))
     group.seqs.append(seq)
     hits = kv.find_prefix(seq, len(prompt) - 1)
     target = min(len(hits) * size + max_num_batched_tokens, len(prompt))
-    if not kv.enter(group, hits, target):
-        return 0
+    while not kv.enter(group, hits, target):
+        if not kv.pool.give_up_pins():
+            return 0
     seq.tokens += output
     end = len(seq.tokens) - 1  # nobody reads the KV of the last token
     while True:
@@ -202,7 +250,16 @@ def _serve(kv: KVCacheManager, number: int, request: Request, output: Sequence[i
             break
         # A chunk of the prompt, or as many decode steps as fill a block: between two boundaries nothing happens to the pool.
         target = min(target + max_num_batched_tokens, len(prompt)) if target < len(prompt) else min((target // size + 1) * size, end)
-        if not kv.grow([(seq, target)]):
+        queue.tell()
+        if not _grow(kv, seq, target):
             break  # alone in the pool and no room: the engine ends it
     kv.release(seq)
     return len(hits)
+
+
+def _grow(kv: KVCacheManager, seq: Seq, num_tokens: int) -> bool:
+    """Make room for a request that is alone, if need be with the blocks that the eviction policy has pinned."""
+    while not kv.grow([(seq, num_tokens)]):
+        if not kv.pool.give_up_pins():
+            return False
+    return True

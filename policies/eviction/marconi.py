@@ -20,7 +20,7 @@ class Marconi(EvictionPolicy):
         hidden_size: query heads x head size (defaults: Llama 3 8B).
     Deviations: recency is the tick of the last use. Every block has the same bytes, so FLOPs per byte are those of its own tokens
         (2 P B + 4 L H (d B^2 + B (B + 1) / 2) at depth d with B tokens, P parameters, L layers, hidden size H). The ends of the two scales
-        are taken anew each time a quarter of the candidates has gone, and hold until then: exact up to 32 candidates, O(log n) always, amortized.
+        are taken anew each time a quarter of the candidates has gone, and hold until then: exact up to 32 candidates, amortized O(log n).
         alpha is given; Marconi finds it by replaying past requests.
     """
 
