@@ -63,9 +63,14 @@ class Log:
         return {name: record.outputs for name, record in self.records.items()}
 
 
+ROOMY: dict[str, dict[str, Any]] = {"ring": {"n_parallel": 16}}
+"""Parameters of policies that would stand in the way of tests in which many requests run at once."""
+
+
 def policies(*, mode: str = "recompute", protect_oldest: bool = True, **seams: Any) -> PolicySet:
     """A PolicySet by names (or objects): `policies(eviction="lru", preemption="lifo", mode="swap")`."""
-    made = {seam: by_name(seam, value) if isinstance(value, str) else value for seam, value in seams.items() if seam != "preemption"}
+    made = {seam: by_name(seam, value, **ROOMY.get(value, {})) if isinstance(value, str) else value
+            for seam, value in seams.items() if seam != "preemption"}  # fmt: skip
     victim = seams.get("preemption", "lifo")
     if isinstance(victim, str):
         how = by_name("preemption/mode", mode) if isinstance(mode, str) else mode

@@ -47,7 +47,7 @@ def test_the_groups_the_project_promises() -> None:
         "eviction": ["fifo", "lfu", "lru", "random"],
         "prefix_cache": ["hash", "none"],
         "block_sizing": ["fixed"],
-        "layout": ["contiguous_max", "paged"],
+        "layout": ["contiguous_max", "contiguous_oracle", "contiguous_pow2", "paged", "ring"],
         "compression": ["full", "window"],
         "kv_dtype": ["auto", "bf16", "fp16", "fp32"],
         "policy": ["fifo", "lfu", "lru", "transformers", "vllm", "vllm_v0", "walkthrough"],

@@ -9,18 +9,18 @@ import pytest
 
 from kvlab.cache.pool import FreeBlocks
 from kvlab.policies.admission import FullSequence, ReserveAll, Unlimited, Watermark
-from kvlab.policies.base import VictimView
+from kvlab.policies.base import RegionNeed, VictimView
 from kvlab.policies.batching import Chunked, PrefillFirst, Static, Walkthrough
 from kvlab.policies.block_sizing import Fixed
 from kvlab.policies.compression import Full, Window
 from kvlab.policies.kv_dtype import Auto, Bf16, Fp16, Fp32
-from kvlab.policies.layout import ContiguousMax, Paged
+from kvlab.policies.layout import ContiguousMax, ContiguousOracle, ContiguousPow2, Paged, Ring
 from kvlab.policies.preemption import LeastComputed, Lifo, Priority
 from kvlab.policies.preemption.mode import CheaperOfBoth, Recompute, Swap
 from kvlab.policies.prefix_cache import Hash, NoCache
 from kvlab.policies.scheduling import Fcfs, Sjf
 from kvlab.policies.scheduling import Priority as PriorityOrder
-from kvlab.types import Now
+from kvlab.types import Now, UserError
 
 NOW = Now(0, 0.0)
 
@@ -277,10 +277,17 @@ def test_paged_takes_the_lowest_ids_and_contiguous_the_lowest_run() -> None:
 
 
 def test_reservations() -> None:
-    """max_model_len 100, B=16: 7 blocks from the start; paged takes what is needed."""
-    arguments = {"prompt_tokens": 20, "max_tokens": 10, "max_model_len": 100, "block_size": 16}
-    assert Paged().reserve_blocks(2, **arguments) == 2
-    assert ContiguousMax().reserve_blocks(2, **arguments) == 7
+    """A prompt of 20 in chunks, 70 tokens of output foretold, max_model_len 100, B = 16: 2 blocks are needed now, 3 in the next chunk."""
+    need = RegionNeed(2, 20, 75, 70, 100, 16)
+    later = need._replace(num_blocks=3)
+    reserved = {type(layout): [layout.reserve_blocks(need), layout.reserve_blocks(later)]
+                for layout in (Paged(), ContiguousMax(), ContiguousPow2(), ContiguousOracle(), Ring())}  # fmt: skip
+    assert reserved == {Paged: [2, 3], ContiguousMax: [7, 7], ContiguousPow2: [2, 4], ContiguousOracle: [6, 6], Ring: [2, 3]}
+    assert ContiguousOracle().reserve_blocks(need._replace(oracle_output_len=500)) == 6  # no more than max_tokens: 20 + 75
+    assert ContiguousOracle().reserve_blocks(need._replace(num_blocks=9)) == 9  # the oracle erred
+    assert [ContiguousPow2().reserve_blocks(need._replace(num_blocks=n)) for n in (1, 2, 5, 8, 9)] == [1, 2, 8, 8, 16]
+    with pytest.raises(UserError, match="layout contiguous_oracle"):
+        ContiguousOracle().reserve_blocks(need._replace(oracle_output_len=None))
     assert (Paged.shares_blocks, ContiguousMax.shares_blocks) == (True, False)
 
 

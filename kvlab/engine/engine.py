@@ -148,8 +148,8 @@ class Engine:
         config, layout = self.config, self.policies.layout
         num_prompt, num_seqs = len(request.prompt_token_ids), request.sampling.num_sequences
         if isinstance(layout, SlotLayout) and num_seqs > layout.num_slots:
-            raise UserError(f"{name} decodes {num_seqs} sequences at once, and layout {type(layout).__name__} has {layout.num_slots} slots: "
-                            "lower n or beam_width, or give the layout more.")  # fmt: skip
+            raise UserError(f"{name} decodes {num_seqs} sequences at once, and layout {type(layout).__name__} has {layout.num_slots} "
+                            "slots: lower n or beam_width, or give the layout more.")  # fmt: skip
         max_output = min(request.sampling.max_tokens, config.max_model_len - num_prompt)
         size = layout.reserve_blocks(RegionNeed(-(-num_prompt // config.block_size), num_prompt, max_output, request.oracle_output_len,
                                                 config.max_model_len, config.block_size))  # fmt: skip
@@ -157,9 +157,9 @@ class Engine:
         for _ in range(num_seqs):
             region = layout.place(size, free)
             if region is None:
-                raise RequestTooLong(f"{name} can never fit: for {num_prompt} prompt tokens layout {type(layout).__name__} takes {size} "
-                                     f"blocks of {config.block_size} for each of {num_seqs} sequences, there are {config.num_blocks}. "
-                                     "Raise num_blocks, or shorten the prompt.")  # fmt: skip
+                raise RequestTooLong(f"{name} can never fit: for {num_prompt} prompt tokens layout {type(layout).__name__} takes "
+                                     f"{size} blocks of {config.block_size} for each of {num_seqs} sequences, there are "
+                                     f"{config.num_blocks}. Raise num_blocks, or shorten the prompt.")  # fmt: skip
             free.take(region)
 
     def add_request(self, request: Request) -> None:

@@ -40,8 +40,8 @@ class StatsMaker:
             plan.step, plan.now_s, len(scheduler.running), len(scheduler.waiting), len(scheduler.swapped), num_seqs, num_ctx,
             counts.generation, counts.prompt_computed, counts.output, work.num_seqs, work.num_decode_seqs, work.num_kv_tokens_read,
             work.num_attention_pairs, pool.num_blocks, pool.num_used, pool.num_evictable, pool.num_free,
-            reserved, unplaceable, cpu.num_blocks, cpu.num_used, wasted, queries, hits, again_queries, again_hits, len(plan.preempted), evicted,
-            len(plan.swap_in), len(plan.swap_out), len(plan.copies) - relocated, relocated, counts.recomputed,
+            reserved, unplaceable, cpu.num_blocks, cpu.num_used, wasted, queries, hits, again_queries, again_hits, len(plan.preempted),
+            evicted, len(plan.swap_in), len(plan.swap_out), len(plan.copies) - relocated, relocated, counts.recomputed,
             plan.blocked[0].by if plan.blocked else "", plan.watermark_blocks, saved, schedule_s * 1e3, execute_s * 1e3, commit_s * 1e3,
             end_s,
         )  # fmt: skip

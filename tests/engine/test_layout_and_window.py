@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_support import Forcer, make_engine, policies, prompt_of, reference_outputs, request, run_to_end, serve
+from engine_support import Forcer, make_engine, policies, policy_names, prompt_of, reference_outputs, request, run_to_end, serve
 
 from kvlab.policies.compression import Window
 from kvlab.testing.invariants import check_invariants
@@ -14,17 +14,21 @@ from kvlab.types import UserError
 SAMPLINGS: list[dict[str, Any]] = [{}, {"n": 3, "temperature": 1.0}, {"n": 2, "beam_width": 3}]
 
 
+REGIONS = [name for name in policy_names("layout") if name != "paged"]
+
+
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("layout", REGIONS)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "n=3", "beams"])
-def test_regions_through_a_preemption_between_any_two_steps(mode: str, sampling: dict[str, Any]) -> None:
-    """A prompt of 6 in chunks of 3, 5 tokens out, regions of 4 blocks: between the chunks (the forks' regions are kept, and empty), right
-    after the fork (their copies are still to be done) and later."""
+def test_regions_through_a_preemption_between_any_two_steps(mode: str, layout: str, sampling: dict[str, Any]) -> None:
+    """A prompt of 6 in chunks of 3, 5 tokens out, regions of up to 4 blocks: between the chunks (the forks' regions are kept, and empty),
+    right after the fork (their copies are still to be done), when a region has just been outgrown (so are its moves) and later."""
     asked = request("a", prompt_of(6), 5, **sampling)
     other = request("b", prompt_of(3, 2), 9)
     wanted = reference_outputs([asked, other], max_model_len=16)
     for step in range(1, 6):
         engine, log = make_engine(
-            16, 4, policies(layout="contiguous_max", prefix_cache="none", mode=mode), num_cpu_blocks=16, max_model_len=16,
+            24, 4, policies(layout=layout, prefix_cache="none", mode=mode), num_cpu_blocks=16, max_model_len=16,
             max_num_batched_tokens=4
         )  # fmt: skip
         forcer = Forcer(engine)
