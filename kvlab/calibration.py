@@ -28,7 +28,9 @@ HOST_MS = ("schedule_ms", "commit_ms", "record_ms")
 VIRTUAL = ("simulated", "recorded")
 """Devices of runs whose clock is not this machine's: their host time is no part of their steps."""
 
-NEEDED = "num_scheduled_seqs"
+WORK_COLUMNS = ("num_prompt_tokens_computed", "num_generation_tokens", "num_scheduled_seqs", "num_decode_seqs", "num_kv_tokens_read",
+                "num_attention_pairs", "swapped_in_blocks", "swapped_out_blocks", "cow_copies")  # fmt: skip
+"""What `work_of` looks at."""
 
 
 def work_of(steps: pd.DataFrame) -> np.ndarray:
@@ -59,8 +61,8 @@ def calibrate(run: str | Path | Run, host: bool | None = None, skip: int = 1) ->
     if not len(steps):
         raise UserError(f"{source} has no recorded steps (record.steps=false, or not a run's folder). Record the run again.")
     steps = steps[(steps["num_prompt_tokens_computed"] + steps["num_generation_tokens"]) > 0].iloc[skip:]
-    if len(steps) and not steps[NEEDED].any():
-        raise UserError(f"{source} was recorded by an older kvlab: its steps lack {NEEDED!r} and others that a fit needs. Record it again.")
+    if len(steps) and not steps["num_scheduled_seqs"].any():
+        raise UserError(f"{source} was recorded by an older kvlab: its steps lack 'num_scheduled_seqs' and others. Record it again.")
     is_host = loaded.env.get("device") not in VIRTUAL if host is None else host
     milliseconds = steps[["execute_ms", *(HOST_MS if is_host else ())]].sum(axis=1, skipna=False)
     return fit_steps(work_of(steps), milliseconds.to_numpy(dtype=np.float64) / 1e3, source)

@@ -76,7 +76,7 @@ def _refused(done: Run) -> None:
     """Requests that could never fit don't stop the others, but the command has not done all it was asked for."""
     if done.summary.get("num_refused"):
         _Process.exit_code = FAILED
-        requests = done.requests()
+        requests = done.requests(("finish_reason", "detail"))
         first = requests[requests["finish_reason"] == "refused"].iloc[0]
         _say(f"kvlab: {done.summary['num_refused']} of {len(requests)} requests were refused. {first['detail']}")
 

@@ -70,20 +70,26 @@ class Run:
         error = self.status.get("error")
         return f"{error.get('type')}: {error.get('message')}".removesuffix(": ") if isinstance(error, Mapping) else None
 
-    def steps(self) -> pd.DataFrame:
-        """One row a step (`kvlab.trace.schema.STEPS`); empty where none was recorded."""
-        return self._table("steps")
+    def steps(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One row a step (`kvlab.trace.schema.STEPS`); empty where none was recorded. `columns`: only these are read."""
+        return self._table("steps", columns)
 
-    def requests(self) -> pd.DataFrame:
-        """One row a request that ended (`kvlab.trace.schema.REQUESTS`)."""
-        return self._table("requests")
+    def requests(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One row a request that ended (`kvlab.trace.schema.REQUESTS`). `columns`: only these are read."""
+        return self._table("requests", columns)
 
     def blocks(self) -> pd.DataFrame:
         """One row a block event (`kvlab.trace.schema.BLOCKS`); empty unless the run recorded them (`record.blocks=true`)."""
         return self._table("blocks")
 
-    def _table(self, table: str) -> pd.DataFrame:
-        """Read once and kept; a copy each time, so that a caller's changes stay its own."""
+    def _table(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Read once and kept (some columns of a table that isn't in memory: read and not kept); a copy each time, so that a caller's
+        changes stay its own."""
+        if columns is not None:
+            if table not in self._frames and self.folder is not None and self._recorder is None:
+                return read_table(self.folder, table, self._note, columns)
+            whole = self._table(table)
+            return whole[[c for c in whole if c in columns]]
         if table not in self._frames:
             if self._recorder is not None:
                 self._frames[table] = getattr(self._recorder, table)()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kvlab.assembly import Parts, check_early, engine_config, make_engine, policy_objects, policy_set
-from kvlab.calibration import describe_cost
+from kvlab.calibration import WORK_COLUMNS, describe_cost
 from kvlab.config import build, check_config, describe, identity, to_plain
 from kvlab.engine import driver
 from kvlab.engine.config import PolicySet
@@ -23,7 +23,7 @@ from kvlab.model.loading import ModelSpec
 from kvlab.progress import Progress
 from kvlab.results import Run
 from kvlab.trace import RecordConfig, Recorder, RunFolder, summarize
-from kvlab.trace.summary import Goals
+from kvlab.trace.summary import REQUEST_COLUMNS, STEP_COLUMNS, Goals
 from kvlab.types import Listener, UserError
 from kvlab.workload.base import Workload, WorkloadContext
 
@@ -99,7 +99,7 @@ def run(
             recorder.close()
             summary = _summary(recorder, plain["record"], Goals(**plain.get("goals", {})))
             if isinstance(parts.runner, SimulatedRunner):
-                summary["step_cost"] = describe_cost(parts.runner.cost, recorder.steps())
+                summary["step_cost"] = describe_cost(parts.runner.cost, recorder.steps(WORK_COLUMNS))
             _refuse_nothing_served(summary, recorder)
             out.finish(summary)
             _log.info("finished: %d requests, %d steps", summary["num_requests"], summary["num_steps"])
@@ -150,14 +150,14 @@ def _described(given: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_nothing_served(summary: dict[str, Any], recorder: Recorder) -> None:
     """A run in which every request was refused is a user's error, not a result."""
     if summary["num_requests"] and summary["num_refused"] == summary["num_requests"]:
-        details = recorder.requests()["detail"]
+        details = recorder.requests(("detail",))["detail"]
         raise UserError(f"Every request of the workload was refused. The first: {details.iloc[0]}")
 
 
 def _summary(recorder: Recorder, record: Mapping[str, bool], goals: Goals | None = None) -> dict[str, Any]:
     """Figures of what was recorded."""
-    steps = recorder.steps() if record.get("steps", True) else None
-    return summarize(steps, recorder.requests() if record.get("requests", True) else None, goals)
+    steps = recorder.steps(STEP_COLUMNS) if record.get("steps", True) else None
+    return summarize(steps, recorder.requests(REQUEST_COLUMNS) if record.get("requests", True) else None, goals)
 
 
 def _what_there_is(recorder: Recorder | None, record: Mapping[str, bool]) -> dict[str, Any] | None:

@@ -136,7 +136,7 @@ def _policies(run: Run) -> str:
 
 def _answers(run: Run, number: int = 3) -> list[str]:
     """The beginnings of the first answers, where the run has texts: that tokens are real can be read here."""
-    requests = run.requests()
+    requests = run.requests(("request_id", "output_texts"))
     lines: list[str] = []
     for request_id, texts in zip(requests["request_id"], requests["output_texts"], strict=True):
         text = " ".join(str(texts[0]).split()) if len(texts) else ""

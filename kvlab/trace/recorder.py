@@ -200,23 +200,24 @@ class Recorder:
 
     # --------------------------------------------------------------- reading
 
-    def steps(self) -> pd.DataFrame:
-        """One row a step so far; columns of `schema.STEPS`."""
-        return self._frame("steps")
+    def steps(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One row a step so far; columns of `schema.STEPS`, or some of them."""
+        return self._frame("steps", columns)
 
-    def requests(self) -> pd.DataFrame:
-        """One row an ended request so far; columns of `schema.REQUESTS`."""
-        return self._frame("requests")
+    def requests(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One row an ended request so far; columns of `schema.REQUESTS`, or some of them."""
+        return self._frame("requests", columns)
 
     def blocks(self) -> pd.DataFrame:
         """One row a block event so far; columns of `schema.BLOCKS`."""
         return self._frame("blocks")
 
-    def _frame(self, table: str) -> pd.DataFrame:
+    def _frame(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         if self.folder is not None:
             self.flush()
-            return store.read_table(self.folder, table)
-        return with_derived(table, raw_frame(table, self._rows.get(table, [])))
+            return store.read_table(self.folder, table, columns=columns)
+        frame = with_derived(table, raw_frame(table, self._rows.get(table, [])))
+        return frame if columns is None else frame[[c for c in frame if c in columns]]
 
 
 @functools.cache

@@ -133,17 +133,19 @@ def part_paths(folder: Path, table: str) -> list[Path]:
     return sorted(found, key=lambda p: p.stem)
 
 
-def read_table(folder: Path, table: str, note: Callable[[str], None] | None = None) -> pd.DataFrame:
+def read_table(folder: Path, table: str, note: Callable[[str], None] | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """A table of a run folder as a frame: the merged file, else its parts, else an empty frame.
 
     Damaged files are left out; `note` hears of each ("steps-00003.parquet is damaged: ..."). Without `note` they raise UserError.
+    `columns`: only these, in the schema's order; of a long run's merged file no others are read.
     """
+    wanted = [c for c in TABLES[table] if columns is None or c.name in columns]
     for path in (folder / f"{table}.parquet", folder / f"{table}.jsonl"):
-        if path.exists() and (whole := _try_read(path, TABLES[table], note)) is not None:
+        if path.exists() and (whole := _try_read(path, wanted, note)) is not None:
             return whole
     frames = [f for p in part_paths(folder, table) if (f := _try_read(p, recorded(table), note)) is not None]
     rows = pd.concat(frames, ignore_index=True) if frames else raw_frame(table, [])
-    return with_derived(table, rows)
+    return with_derived(table, rows)[[c.name for c in wanted]]
 
 
 def iter_rows(folder: Path, table: str) -> Iterator[tuple[Any, ...]]:
@@ -185,14 +187,15 @@ def read_file(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
         return pd.DataFrame({c.name: series(c, _filled(c, cells[c.name])) for c in columns})
     if pq is None:
         raise ImportError("reading parquet needs pyarrow (pip install pyarrow)")
-    table = _read_arrow(path)
+    in_file = set(pq.read_schema(path).names)
+    table = _read_arrow(path, [c.name for c in columns if c.name in in_file])
     names = set(table.column_names)
     return pd.DataFrame({c.name: _from_arrow(c, table[c.name] if c.name in names else None, table.num_rows) for c in columns})
 
 
-def _read_arrow(path: Path) -> Any:
-    """A parquet file as an arrow table; threads cost more than they gain on the small files of most runs."""
-    return pq.read_table(path, use_threads=path.stat().st_size > 8 << 20)
+def _read_arrow(path: Path, columns: Sequence[str] | None = None) -> Any:
+    """A parquet file (or some of its columns) as an arrow table; threads cost more than they gain on the small files of most runs."""
+    return pq.read_table(path, columns=columns, use_threads=path.stat().st_size > 8 << 20)
 
 
 def _filled(column: Column, values: Sequence[Any]) -> Sequence[Any]:

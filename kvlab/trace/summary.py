@@ -84,6 +84,17 @@ FIGURES = (
 
 _OF_BOTH = ("duration_s",)
 
+STEP_COLUMNS = (
+    "now_s", "end_s", "step_ms", "schedule_ms", "num_running_reqs", "kv_cache_usage", "internal_fragmentation_tokens",
+    "prefix_cache_hits", "prefix_cache_queries", "preempted_hits", "preempted_queries", "num_preemptions", "recomputed_tokens",
+    "num_evicted_blocks", "swapped_out_blocks", "swapped_in_blocks", "cow_copies", "process_rss_bytes", "device_memory_allocated_bytes",
+)  # fmt: skip
+REQUEST_COLUMNS = (
+    "arrival_s", "finish_s", "num_prompt_tokens", "num_output_tokens", "finish_reason", "token_times_s", "queue_time_s", "ttft_s",
+    "tpot_s", "e2el_s",
+)  # fmt: skip
+"""What `summarize` looks at: of a long run nothing else need be in memory."""
+
 
 def summarize(steps: pd.DataFrame | None, requests: pd.DataFrame | None, goals: Goals | None = None) -> dict[str, Any]:
     """The figures of `FIGURES` and `finish_reasons` (reason: count); undefined ones (no such request, no step) are None.
