@@ -127,6 +127,29 @@ def test_rows_are_sorted_by_arrival_and_rows_of_one_time_keep_their_order(tmp_pa
     assert trace.notes == ("m.jsonl: 2 rows arrive before the row above them; the trace was sorted by arrival.",)
 
 
+def test_ids_that_are_not_chained_are_told(tmp_path: Path) -> None:
+    """2 follows 1 and begins a request; 3 follows 2 and 1; 1 always begins."""
+    path = lines(tmp_path / "m.jsonl", [{"hash_ids": [1, 2, 3]}, {"hash_ids": []}, {"hash_ids": [2, 3]}, {"hash_ids": [1, 3]}])
+    assert as_trace(path).notes == (
+        "m.jsonl: 2 ids follow different ids in different rows. Ids of this format stand for all before them too: if these don't, hits"
+        " are counted that attention can't use.",
+    )
+    assert as_trace(lines(path, [{"hash_ids": [1, 2, 3]}, {"hash_ids": [1, 2]}, {"hash_ids": [1, 4]}])).notes == ()
+
+
+def test_reading_stops_behind_the_requests_wanted(tmp_path: Path) -> None:
+    """Rows without input don't count; what comes after is not looked at."""
+    rows = [{"hash_ids": [1], "input_length": 5}, {"hash_ids": [], "input_length": 0}, {"hash_ids": [2], "input_length": 5}]
+    path = lines(tmp_path / "m.jsonl", [*rows, {"hash_ids": "broken"}])
+    assert [list(blocks) for blocks in as_trace(path, 2).blocks] == [[1], [2]]
+    with pytest.raises(UserError, match="line 4: hash_ids must be a list"):
+        as_trace(path, 3)
+    burst = tmp_path / "b.csv"
+    burst.write_text(BURST + "1,,1,GPT-4,5,5,10,API log\n2,,1,GPT-4,5,0,5,API log\n3,,1,GPT-4,6,5,11,API log\nbroken\n")
+    assert as_trace(burst, 2).input_lengths == [5, 6]
+    assert replay(burst, "lru", 9, "engine", limit=2).requests == 2
+
+
 def test_blocks_of_another_size(tmp_path: Path) -> None:
     path = lines(tmp_path / "m.jsonl", [{"hash_ids": [1, 2], "input_length": 32}, {"hash_ids": [1, 3], "input_length": 20}])
     result = replay(path, "lru", 4, reading=ReadOptions(trace_block_tokens=16))

@@ -242,7 +242,11 @@ def _read(path: Path, limit: int | None, reading: ReadOptions) -> AccessTrace:
         return _own_blocks(rows, reading.block_size or DEFAULT_BLOCK_SIZE)
     if kind == "qwen_bailian":
         return _hashed(read_qwen_bailian(path, limit))
-    return _hashed(read_mooncake(path, limit, reading.trace_block_tokens or TRACE_BLOCK_TOKENS, needed=("hash_ids",)))
+    hashed = read_mooncake(path, limit, reading.trace_block_tokens or TRACE_BLOCK_TOKENS, needed=("hash_ids",))
+    if num_unchained := hashed.num_unchained():
+        hashed.notes.append(f"{path.name}: {num_unchained} ids follow different ids in different rows. Ids of this format stand for all"
+                            " before them too: if these don't, hits are counted that attention can't use.")  # fmt: skip
+    return _hashed(hashed)
 
 
 def _hashed(rows: HashedTrace) -> AccessTrace:

@@ -129,9 +129,9 @@ class BurstGPTWorkload(Workload):
         self._sampling = LengthSampling(sampling, ignore_eos)
 
     def build(self, ctx: WorkloadContext) -> Sequence[float]:
-        """Read and check the whole file."""
+        """Read and check the file, as far as it is needed."""
         path = find_trace(self._path, trace_folders(self._folder))
-        self._trace = read_burstgpt(path, model=self._model, log_type=self._log_type)
+        self._trace = read_burstgpt(path, self._window.num_rows, model=self._model, log_type=self._log_type)
         advice = "Shrink the trace with workload.length_scale, or clip it with workload.max_input."
         self._chosen = self._window.choose(self._trace, lambda lens: scaled(lens, self._length_scale), ctx, self.notes, advice)
         self._sampling.params(int(self._chosen.output_lens.min()))

@@ -39,6 +39,15 @@ class HashedTrace(TraceRows):
         """Block ids of row `row`."""
         return self.hash_ids[self.starts[row] : self.starts[row + 1]]
 
+    def num_unchained(self) -> int:
+        """Distinct ids that stand after different ids in different rows: 0 where an id names its block and all before it."""
+        parents = np.concatenate([np.full(1, -1, dtype=np.int64), self.hash_ids])[: len(self.hash_ids)]
+        firsts = self.starts[:-1][np.diff(self.starts) > 0]
+        parents[firsts] = -1
+        order = np.lexsort((parents, self.hash_ids))
+        ids, befores = self.hash_ids[order], parents[order]
+        return len(np.unique(ids[1:][(ids[1:] == ids[:-1]) & (befores[1:] != befores[:-1])]))
+
 
 # ------------------------------------------------------------------ fields of a JSON line
 

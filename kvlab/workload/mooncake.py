@@ -106,9 +106,10 @@ class MooncakeWorkload(Workload):
         self._sampling = LengthSampling(sampling, ignore_eos)
 
     def build(self, ctx: WorkloadContext) -> Sequence[float]:
-        """Read and check the whole file."""
+        """Read and check the file, as far as it is needed."""
         size = self._trace_block_tokens
-        self._trace = read_mooncake(find_trace(self._path, trace_folders(self._folder)), block_tokens=size)
+        path = find_trace(self._path, trace_folders(self._folder))
+        self._trace = read_mooncake(path, self._window.num_rows, size)
         advice = "Shrink the trace with workload.block_tokens, or clip it with workload.max_input."
         self._chosen = self._window.choose(self._trace, lambda lens: scaled(lens, self._block_tokens, size), ctx, self.notes, advice)
         self._sampling.params(int(self._chosen.output_lens.min()))

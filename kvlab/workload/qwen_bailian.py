@@ -158,8 +158,8 @@ class QwenBailianWorkload(Workload):
         self._sampling = LengthSampling(sampling, ignore_eos)
 
     def build(self, ctx: WorkloadContext) -> Sequence[float]:
-        """Read and check the whole file."""
-        self._trace = read_qwen_bailian(find_trace(self._path, trace_folders(self._folder)))
+        """Read and check the file, as far as it is needed."""
+        self._trace = read_qwen_bailian(find_trace(self._path, trace_folders(self._folder)), self._window.num_rows)
         advice = "Shrink the trace with workload.block_tokens, or clip it with workload.max_input."
         self._chosen = self._window.choose(
             self._trace, lambda lens: scaled(lens, self._block_tokens, TRACE_BLOCK_TOKENS), ctx, self.notes, advice

@@ -27,7 +27,8 @@ class ChosenRows:
 
 
 class TraceWindow:
-    """`time_scale` multiplies arrival times (0.5: twice the rate). `skip`, `limit`: requests, in order of arrival.
+    """`time_scale` multiplies arrival times (0.5: twice the rate). `skip`, `limit`: requests; reading stops behind them, so that the
+    first ones of a long file are quick to get. A file that is not sorted by arrival is sorted as far as it was read.
 
     `max_input`, `max_output`: tokens after scaling; longer prompts keep their beginning; notes say how many were clipped.
     """
@@ -40,8 +41,13 @@ class TraceWindow:
         self.max_input = None if max_input is None else whole("workload.max_input", max_input, 1)
         self.max_output = None if max_output is None else whole("workload.max_output", max_output, 1)
 
+    @property
+    def num_rows(self) -> int | None:
+        """Requests to read: those skipped and those wanted; None: all."""
+        return None if self.limit is None else self.skip + self.limit
+
     def choose(self, trace: TraceRows, scale: Callable[[Ints], Ints], ctx: WorkloadContext, notes: list[str], advice: str) -> ChosenRows:
-        """Check the whole trace, and take the window out of it. `advice`: how to make prompts shorter. UserError for bad rows."""
+        """Check what was read, and take the window out of it. `advice`: how to make prompts shorter. UserError for bad rows."""
         order = check_and_repair(trace, notes)
         rows = order[self.skip :] if self.limit is None else order[self.skip : self.skip + self.limit]
         if not rows.size:
