@@ -372,9 +372,10 @@ class Scheduler:
                 return self._block(group, "tokens", build)
             target = num_cached + work[0][1]
             reason = self._admission(Entry(group, kind, match.block_ids, target, self.running, self.kv), build.now)
+            # Counted before room is made: what was lost may be what goes.
+            num_lost = self.kv.num_shareable_lost(seq, match) if kind == "new" and not reason else 0
             if not reason and self.kv.enter(group, match.block_ids, target, match.source, num_cached):
-                if kind == "new":
-                    group.num_shareable_lost = self.kv.num_shareable_lost(seq, match)
+                group.num_shareable_lost += num_lost
                 self.waiting.pop_head()
                 self._enter(group, kind, work, build, num_cached)
                 continue
