@@ -101,6 +101,12 @@ def test_a_policy_in_the_wrong_seam_is_refused() -> None:
 
 # Three requests of (prompt, priority) in order of arrival, served one at a time -> the order of their ends.
 ORDER = {"fcfs": ["long", "low", "short"], "priority": ["long", "short", "low"], "sjf": ["short", "low", "long"]}
+ORDER |= dict.fromkeys(("lpm", "dfs_weight", "edf", "hrrn", "vtc", "sjf_oracle", "srpt_oracle"), ORDER["fcfs"])
+"""Nothing is shared, tenants, goals and output lengths are the same: these serve in order of arrival here (what tells them apart is in
+test_distinguishing_scheduling.py)."""
+DRAWN = ["long", "short", "low"]
+ORDER |= {"mlfq": ["short", "long", "low"], "random": DRAWN, "sjf_predicted": DRAWN, "srpt_predicted": DRAWN}
+"""mlfq: each has a turn for its first token, and short is still there when all have had one. The others draw 0.33, 0.64, 0.90."""
 
 
 @pytest.mark.parametrize("scheduling", policy_names("scheduling"))
@@ -136,11 +142,17 @@ def test_each_preemption_policy_picks_its_own_victim(victim: str) -> None:
 STEPS = {
     "chunked": [[4], [2, 2], [1, 3], [1, 1], [1, 1], [1], [1]],
     "prefill_first": [[4], [4], [2, 2], [1, 1], [1, 1], [1, 1]],
+    "decode_first": [[4], [2], [1, 3], [1, 3], [1, 1], [1], [1]],
+    "sarathi": [[4], [2, 2], [1, 3], [1, 1], [1, 1], [1], [1]],
+    "split_prefill_first": [[4], [2, 2], [4], [1, 1], [1, 1], [1, 1]],
+    "waiting_served": [[4], [4], [2, 2], [1, 1], [1, 1], [1, 1]],
     "static": [[6, 6], [1, 1], [1, 1], [1, 1]],
     "walkthrough": [[6, 6], [1, 1], [1, 1], [1, 1]],
 }
 """Chunked mixes decodes of the first with chunks of the second, 4 tokens in all; prefill_first takes waiting prompts first, alone, and
-what no step could hold goes on beside the others; static and walkthrough know no token limit."""
+what no step could hold goes on beside the others; static and walkthrough know no token limit. decode_first takes nobody new while a
+prompt is half computed, split_prefill_first lets it go before decodes; sarathi's budget and waiting_served's numbers tell nothing apart
+here (see test_distinguishing_batching.py)."""
 
 
 @pytest.mark.parametrize("batching", policy_names("batching"))
