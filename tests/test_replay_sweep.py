@@ -122,7 +122,7 @@ def test_rows_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_all_policies_and_the_public_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "t.jsonl"
-    trace.write_text("".join(f'{{"hash_ids": [{number % 5}, {number % 3 + 10}], "input_length": 1000}}\n' for number in range(40)))
+    trace.write_text("".join(f'{{"hash_ids": [{number % 5}, {number % 5 + 10}], "input_length": 1000}}\n' for number in range(40)))
     assert main([str(trace), "eviction=all", "capacity=4"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[3:]]
     assert {"lru", "fifo", "lfu", "random"} <= set(names)
