@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvlab.policies.base import FreeView, LayoutPolicy, RegionNeed
-from kvlab.policies.layout._runs import first_fit, longest_run
+from kvlab.policies.layout._runs import extend_or_fit, first_fit, longest_run
 from kvlab.types import UserError
 
 
@@ -14,7 +16,8 @@ class ContiguousOracle(LayoutPolicy):
         contiguous regions can pass.
     Parameters: none. The region holds prompt + min(oracle_output_len, max_tokens) tokens.
     Deviations: the lowest gap that is large enough (first fit; the paper assumes a buddy allocator, which would round the region up to
-        a power of two). An output that gets longer than foretold moves to a larger region, by a copy.
+        a power of two). An output that gets longer than foretold takes the blocks behind its region or, where these are in use, moves
+        to a larger one, by a copy.
     """
 
     shares_blocks = False
@@ -32,6 +35,10 @@ class ContiguousOracle(LayoutPolicy):
     def place(self, num_blocks: int, free: FreeView) -> list[int] | None:
         """The lowest run of `num_blocks` free ids."""
         return first_fit(num_blocks, free)
+
+    def regrow(self, region: Sequence[int], num_blocks: int, free: FreeView) -> list[int] | None:
+        """In place where what follows is free, else the lowest run."""
+        return extend_or_fit(region, num_blocks, free)
 
     def largest_region(self, free: FreeView) -> int:
         """The longest run."""
