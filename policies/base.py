@@ -229,7 +229,7 @@ class EvictionPolicy(ABC):
     with queues skip blocks whose ref_count is above 0 without changing their state.
 
     Which blocks are candidates is known from these events, not from `ref_count`: a policy that wraps another one keeps a `release` to
-    itself for as long as the inner one is not to choose the block.
+    itself for as long as the inner one is not to choose the block, perhaps until its `evict`.
     """
 
     sees_future: bool = False
@@ -264,7 +264,7 @@ class EvictionPolicy(ABC):
     @property
     def num_pinned(self) -> int:
         """Blocks that no table holds and that it refuses to give up for now: to the pool they are in use, no candidates. May change with
-        `release`, `hit`, `evict` and `give_up_pins` only; no release pins another block."""
+        `release`, `hit`, `evict`, `waiting` and `give_up_pins` only; no release pins another block."""
         return 0
 
     def is_pinned(self, block_id: int) -> bool:

@@ -66,9 +66,7 @@ class LeafFirst(Wrapping):
         self._drop(block, now)
 
     def evict(self, block: BlockView, now: Now) -> None:
-        """Gone (one that is no leaf: by a reset)."""
-        if self._sorts and block.content in self._children:
-            self._inner.release(block, now, False)
+        """Gone."""
         super().evict(block, now)
         self._drop(block, now)
 

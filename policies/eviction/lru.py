@@ -38,4 +38,4 @@ class Lru(EvictionPolicy):
 
     def evict(self, block: BlockView, now: Now) -> None:
         """Gone."""
-        del self._order[block.block_id]
+        self._order.pop(block.block_id, None)

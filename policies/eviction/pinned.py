@@ -14,10 +14,10 @@ class Pinned(Wrapping):
 
     Source: TensorRT-LLM's retention priorities for KV blocks (https://nvidia.github.io/TensorRT-LLM/advanced/kv-cache-reuse.html) and
         SGLang's locked nodes; here the prefix is found by its hits instead of being named.
-    Parameters: inner: the policy for the rest (None: lru). mode: "hard": a pinned block is never evicted, and to the engine it is in use;
-        "soft": it goes after all others. depth_tokens: a block is pinned if it begins within so many tokens of its prompt, and
-        min_hits: has been hit so often since it came in. max_fraction: share of the pool that may be pinned, in (0, 1); where more
-        deserve it, those with most hits, then the shallowest, are pinned.
+    Parameters: inner: the policy for the rest (None: lru), without pins of its own. mode: "hard": a pinned block is never evicted, and
+        to the engine it is in use; "soft": it goes after all others. depth_tokens: a block is pinned if it begins within so many tokens
+        of its prompt, and min_hits: has been hit so often since it came in. max_fraction: share of the pool that may be pinned, in
+        (0, 1); where more deserve it, those with most hits, then the shallowest, are pinned.
     Deviations: pins of mode hard are given up all at once when otherwise a request would end for want of blocks: nothing else runs, and
         it fits only in their place. They are pinned again when they are hit and let go again. Blocks that a table holds don't count into
         max_fraction. A soft-pinned block goes when no other is left: fewest hits, then deepest, first.
@@ -31,6 +31,10 @@ class Pinned(Wrapping):
         require(type(min_hits) is int and min_hits >= 0, self, "min_hits", min_hits, "an integer of at least 0")
         is_share = isinstance(max_fraction, (int, float)) and 0 < max_fraction < 1
         require(is_share, self, "max_fraction", max_fraction, "a number in (0, 1)")
+        around = self._inner
+        while isinstance(around, Wrapping):
+            require(not isinstance(around, Pinned), self, "inner", type(self._inner).__name__, "a policy without pins of its own")
+            around = around._inner
         self.mode = mode
         self.depth_tokens = depth_tokens
         self.min_hits = min_hits
@@ -56,19 +60,16 @@ class Pinned(Wrapping):
     @property
     def num_pinned(self) -> int:
         """Blocks that are pinned hard."""
-        return self._inner.num_pinned + (len(self._pins) if self.mode == "hard" else 0)
+        return len(self._pins) if self.mode == "hard" else 0
 
     def is_pinned(self, block_id: int) -> bool:
         """Pinned hard."""
-        return (self.mode == "hard" and block_id in self._pins) or self._inner.is_pinned(block_id)
+        return self.mode == "hard" and block_id in self._pins
 
     def give_up_pins(self, now: Now) -> bool:
         """Hand them to the inner policy, who deserves it least first."""
-        had_some = self._inner.give_up_pins(now)
-        if self.mode == "soft":
-            return had_some
-        had_some |= bool(self._pins)
-        while self._pins:
+        had_some = self.num_pinned > 0
+        while self._pins and self.mode == "hard":
             self._offer(self._unpin(self._weakest.first()), now)
         return had_some
 
@@ -107,9 +108,7 @@ class Pinned(Wrapping):
         self._drop(block)
 
     def evict(self, block: BlockView, now: Now) -> None:
-        """Gone (a pinned one: by a reset, or soft and the last of all). To the inner policy too it was a candidate at last."""
-        if block.block_id in self._pins:
-            self._inner.release(block, now, False)
+        """Gone (a pinned one: by a reset, or soft and the last of all)."""
         self._drop(block)
         super().evict(block, now)
 
@@ -120,6 +119,6 @@ class Pinned(Wrapping):
 
     def victim(self, now: Now) -> int:
         """The inner policy's choice, or when it has none the soft pin that deserves it least."""
-        if len(self._offered) > self._inner.num_pinned:
+        if self._offered:
             return self._inner.victim(now)
         return self._weakest.first()

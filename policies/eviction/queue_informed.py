@@ -82,9 +82,7 @@ class QueueInformed(Wrapping):
         self._drop(block)
 
     def evict(self, block: BlockView, now: Now) -> None:
-        """Gone. To the inner policy too it was a candidate at last."""
-        if block.block_id in self._spared:
-            self._inner.release(block, now, False)
+        """Gone."""
         self._drop(block)
         super().evict(block, now)
 
