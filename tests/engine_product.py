@@ -102,7 +102,10 @@ def run(case: Case) -> tuple[Log, Counter[str]]:
     num_blocks, limits = size.num_blocks, dict[str, Any]()
     if case.layout != "paged":
         limits["max_model_len"] = size.prompt + size.output + 2
-        num_blocks = 11 * -(-limits["max_model_len"] // case.block_size)  # 4 + 3 + 1 + 1 regions, and what the watermark keeps
+        region = -(-limits["max_model_len"] // case.block_size)
+        if case.layout == "contiguous_pow2":
+            region = 1 << (region - 1).bit_length()
+        num_blocks = 11 * region  # 4 + 3 + 1 + 1 regions, and what the watermark keeps
     how = CheaperOfBoth(swap_gb_per_s=1.0, prefill_tokens_per_s=1e8) if case.mode == "cheaper_of_both" else case.mode
     seams = {"scheduling": case.scheduling, "batching": case.batching, "prefix_cache": case.prefix_cache, "eviction": case.eviction,
              "layout": case.layout, "preemption": case.victim}  # fmt: skip
@@ -121,7 +124,7 @@ def run(case: Case) -> tuple[Log, Counter[str]]:
 
 
 def _to_end(engine: Engine, forcer: Forcer | None) -> None:
-    """Regions never outgrow their place, so nobody gives way by itself: the `forcer` makes each but the oldest do so once."""
+    """There is room for all regions, so nobody gives way by itself: the `forcer` makes each but the oldest do so once."""
     for _ in range(MAX_STEPS):
         if not engine.has_work:
             return
@@ -136,7 +139,7 @@ def _to_end(engine: Engine, forcer: Forcer | None) -> None:
 def _counts(log: Log) -> Counter[str]:
     counts: Counter[str] = Counter(cases=1, steps=len(log.plans))
     for column in ("num_preemptions", "swapped_out_blocks", "swapped_in_blocks", "num_evicted_blocks", "cow_copies", "prefix_cache_hits",
-                   "recomputed_tokens"):  # fmt: skip
+                   "recomputed_tokens", "relocated_blocks"):  # fmt: skip
         counts[column] = log.total(column)
     for plan in log.plans:
         for preempted in plan.preempted:
@@ -165,6 +168,11 @@ def check(case: Case, log: Log, counts: Counter[str]) -> None:
     if case.prefix_cache != "none":
         fired |= {"a hit": counts["prefix_cache_hits"], "an eviction": counts["num_evicted_blocks"]}
         assert log.records["twin again"].num_cached_tokens == (sizes(case.block_size).prompt - 1) // case.block_size * case.block_size, case
+    if case.layout == "ring":
+        fired["a slot that goes on"] = counts["prefix_cache_hits"]
+        assert log.records["twin again"].num_cached_tokens == sizes(case.block_size).prompt - 1, case
+    if case.layout == "contiguous_pow2":
+        fired["a region that moves"] = counts["relocated_blocks"]
     if case.batching == "chunked":
         fired["more than one chunk"] = counts["prompts in chunks"]
     quiet = [what for what, happened in fired.items() if not happened]

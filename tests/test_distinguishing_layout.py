@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pytest
 from engine_support import make_engine, policies, policy_names, prompt_of, request
 
-
 Tables = dict[str, list[int]]
 
 

@@ -126,7 +126,7 @@ def test_a_region_may_move_over_its_own_place() -> None:
 
 
 def test_a_prompt_for_which_no_region_exists_is_refused() -> None:
-    """12 blocks are buddies of 8 and 4: 5 blocks (8 with the padding) fit once; 9 never do. Prompts of 17 to 32 tokens with n = 2 neither."""
+    """12 blocks are buddies of 8 and 4: 8 blocks fit once, 16 never do."""
     engine, _ = make_engine(12, 4, policies(layout="contiguous_pow2", prefix_cache="none"), max_model_len=64)
     engine.check_request(request("a", prompt_of(32), 1))
     with pytest.raises(UserError, match="takes 16 blocks of 4 for each of 1 sequences, there are 12"):
