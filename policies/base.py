@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
-from kvlab.types import BlockView, GroupView, MissingOracle, Now, PoolView, QueuesView, UserError
+from kvlab.types import BlockView, GroupView, MissingOracle, Now, PoolView, QueuesView, RequestShape, UserError
 
 
 def require(ok: bool, policy: object, name: str, value: object, allowed: str) -> None:
@@ -204,7 +204,10 @@ class PreemptionPolicy(EngineEvents, ABC):
     """Who gives way when a running sequence can't grow.
 
     Args:
-        mode: how (a PreemptionMode). protect_oldest: the earliest-admitted running group is never a candidate.
+        mode: how (a PreemptionMode).
+        protect_oldest: the earliest-admitted running group is never a candidate, so it always ends: no livelock, whoever the victims
+            are. Without it victims may take turns at losing their work, and nothing bounds the steps of a run: for comparisons of
+            victims only.
     """
 
     def __init__(self, mode: PreemptionMode, protect_oldest: bool = True) -> None:
@@ -377,6 +380,13 @@ class PrefixCachePolicy(ABC):
 
 class BlockSizingPolicy(ABC):
     """Tokens per block."""
+
+    def foresee(self, shapes: Sequence[RequestShape]) -> None:  # noqa: B027 - optional
+        """What the first requests of the workload look like, where that can be known. Told before `block_size`, once a run."""
+
+    def explain(self) -> Sequence[str]:
+        """Why it chose as it did: lines for the log, the run's folder and the printed table. Asked after `block_size`."""
+        return ()
 
     @abstractmethod
     def block_size(self, prompt_lens: Sequence[int], max_model_len: int) -> int:

@@ -25,7 +25,7 @@ from kvlab.testing.eviction import drive_eviction
 from kvlab.testing.rules import Rules
 from kvlab.testing.scheduling import drive_scheduling
 from kvlab.testing.views import Entry, Free, Group, Pool, Queues, no_oracle, random_groups, set_view
-from kvlab.types import Now
+from kvlab.types import Now, RequestShape
 
 
 def drive_batching(policy: BatchingPolicy, rng: Random, rules: Rules) -> list[object]:
@@ -231,9 +231,13 @@ def drive_block_sizing(policy: BlockSizingPolicy, rng: Random, rules: Rules) -> 
     """Sizes for random prompts, and for none."""
     prompts = [[], [1], *([rng.randint(1, 4000) for _ in range(rng.randint(1, 9))] for _ in range(4))]
     sizes = [policy.block_size(lens, limit) for lens in prompts for limit in (1, 2048)]
+    policy.foresee([RequestShape(n, rng.randint(1, 400), rng.randint(0, n - 1), rng.choice((1, 1, 4))) for n in prompts[-1]])
+    sizes += [policy.block_size((), limit) for limit in (1, 2048)]
+    lines = list(policy.explain())
+    rules.require(all(isinstance(line, str) for line in lines), "block size", f"explain() returned {lines!r}")
     for size in sizes:
         rules.require(_is_int(size) and size >= 1, "block size", f"{size!r}")
-    return list(sizes)
+    return [*sizes, *lines]
 
 
 def drive_layout(policy: LayoutPolicy, rng: Random, rules: Rules) -> list[object]:

@@ -16,12 +16,13 @@ from kvlab.types.plan import (
     SeqStart,
     TokenLogprobs,
 )
-from kvlab.types.request import Request
+from kvlab.types.request import Request, RequestShape
 from kvlab.types.sampling import SamplingParams
 from kvlab.types.views import BlockView, GroupView, Now, PoolView, QueuesView
 
 __all__ = [
     "Admitted", "BlockCopy", "BlockEvent", "BlockTransfer", "BlockView", "Blocked", "Candidate", "GroupView", "IllegalDecision",
     "KvlabError", "Listener", "MissingOracle", "Now", "Outcome", "Plan", "PoolView", "Preempted", "QueuesView", "RecordedStep", "Request",
-    "RequestRecord", "RequestTooLong", "SamplingParams", "ScheduledSeq", "SeqStart", "StepStats", "TokenLogprobs", "UserError", "unknown_name",
+    "RequestRecord", "RequestShape", "RequestTooLong", "SamplingParams", "ScheduledSeq", "SeqStart", "StepStats", "TokenLogprobs",
+    "UserError", "unknown_name",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvlab.types.sampling import SamplingParams
 
@@ -34,3 +35,13 @@ class Request:
     abort_at_s: float | None = None
     session_id: str | None = None
     turn: int = 0
+
+
+class RequestShape(NamedTuple):
+    """Lengths of a request to come, in tokens. `num_output_tokens`: of each of its sequences, as far as known (else its limit).
+    `num_shared_tokens`: longest beginning of the prompt that an earlier request's prompt has too; 0 where nothing is shared."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_shared_tokens: int = 0
+    num_sequences: int = 1
