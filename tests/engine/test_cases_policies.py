@@ -14,15 +14,23 @@ from kvlab.types import UserError
 # Capacity 3: the accesses before D is inserted -> the content that each policy gives up for it.
 EVICTED = {
     ("A", "A", "A", "B", "C"): {"lru": "A", "fifo": "A", "lfu": "B", "mru": "C", "filo": "C",
+        "clock": "B", "sieve": "B", "slru": "B", "two_q": "A", "arc": "B",
+        "lirs": "A", "s3fifo": "B", "w_tinylfu": "C", "gdsf": "B",
         "leaf_first": "A", "length_aware": "B", "never_hit_first": "B", "cost_aware": "B", "queue_informed": "A",
         "ttl": "B", "tlru": "A", "marconi": "A", "pinned": "B"},
     ("A", "A", "A", "B", "C", "A"): {"lru": "B", "fifo": "A", "lfu": "B", "mru": "A", "filo": "C",
+        "clock": "B", "sieve": "B", "slru": "B", "two_q": "A", "arc": "B",
+        "lirs": "B", "s3fifo": "B", "w_tinylfu": "C", "gdsf": "B",
         "leaf_first": "B", "length_aware": "B", "never_hit_first": "B", "cost_aware": "B", "queue_informed": "B",
         "ttl": "B", "tlru": "B", "marconi": "B", "pinned": "B"},
     ("A", "B", "C", "C", "A"): {"lru": "B", "fifo": "A", "lfu": "B", "mru": "A", "filo": "C",
+        "clock": "B", "sieve": "B", "slru": "B", "two_q": "A", "arc": "B",
+        "lirs": "B", "s3fifo": "A", "w_tinylfu": "B", "gdsf": "B",
         "leaf_first": "B", "length_aware": "B", "never_hit_first": "B", "cost_aware": "B", "queue_informed": "B",
         "ttl": "B", "tlru": "B", "marconi": "B", "pinned": "B"},
     ("B", "A", "A", "B", "B", "C", "C", "A"): {"lru": "B", "fifo": "B", "lfu": "C", "mru": "A", "filo": "C",
+        "clock": "B", "sieve": "B", "slru": "B", "two_q": "B", "arc": "B",
+        "lirs": "B", "s3fifo": "B", "w_tinylfu": "C", "gdsf": "C",
         "leaf_first": "B", "length_aware": "C", "never_hit_first": "B", "cost_aware": "C", "queue_informed": "B",
         "ttl": "B", "tlru": "B", "marconi": "B", "pinned": "B"},
 }
