@@ -22,17 +22,19 @@ def paged_attention(q_THD: torch.Tensor, k_cache_NBKD: torch.Tensor, v_cache_NBK
     """
     out_THD = torch.empty_like(q_THD)
     k_slots, v_slots = k_cache_NBKD.flatten(0, 1), v_cache_NBKD.flatten(0, 1)
-    for group in batch_index(meta).groups:
-        k_SLKD = _gather(k_slots, group, q_THD.dtype)
-        v_SLKD = _gather(v_slots, group, q_THD.dtype)
+    index = batch_index(meta)
+    for group in index.groups:
+        room_2PKD = index.scratch(k_slots)
+        k_SLKD = _gather(k_slots, group, room_2PKD[0], q_THD.dtype)
+        v_SLKD = _gather(v_slots, group, room_2PKD[1], q_THD.dtype)
         attend = _decode if group.num_queries == 1 else _prefill
         out_THD[group.rows] = attend(q_THD[group.rows], k_SLKD, v_SLKD, group, scale)
     return out_THD
 
 
-def _gather(slots_PKD: torch.Tensor, group: Group, dtype: torch.dtype) -> torch.Tensor:
-    """The group's slots, [S, L, K, D]."""
-    rows = slots_PKD.index_select(0, group.slots).to(dtype)
+def _gather(slots_PKD: torch.Tensor, group: Group, room_PKD: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The group's slots, [S, L, K, D]; they stay valid until the next group is gathered into the same room."""
+    rows = torch.index_select(slots_PKD, 0, group.slots, out=room_PKD[: len(group.slots)]).to(dtype)
     return rows.view(group.num_seqs, group.length, *rows.shape[1:])
 
 

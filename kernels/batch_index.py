@@ -52,6 +52,15 @@ class BatchIndex:
     written_rows: torch.Tensor | None
     written_slots: torch.Tensor
     groups: list[Group]
+    _scratch: torch.Tensor | None = None
+
+    def scratch(self, slots_PKD: torch.Tensor) -> torch.Tensor:
+        """Room for the K and V that a group reads, [2, max S * L, K, D], of the dtype and device of `slots_PKD`. It is made once a step and
+        serves all groups and layers in turn: fresh memory for each costs a CPU four times the copying itself."""
+        if self._scratch is None or self._scratch.dtype != slots_PKD.dtype or self._scratch.device != slots_PKD.device:
+            most = max(len(group.slots) for group in self.groups)
+            self._scratch = slots_PKD.new_empty((2, most, *slots_PKD.shape[1:]))
+        return self._scratch
 
 
 def batch_index(meta: AttentionMetadata) -> BatchIndex:

@@ -30,6 +30,13 @@ class Linear:
             return result
         return F.linear(x, self.weight, self.bias)
 
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual + x W^T + b, [T, out]; the sum is part of the product where the weight is packed. `residual` may be overwritten."""
+        if self._packed is not None:
+            result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self.bias, "add")
+            return result
+        return residual.add_(F.linear(x, self.weight, self.bias))
+
     def pack(self) -> None:
         """Pack the weight if oneDNN can and it pays (float32 on an x86 CPU); `weight` is empty afterwards, to hold it only once."""
         if self._packed is None and can_pack(self.weight):
