@@ -151,7 +151,7 @@ class Engine:
             raise UserError(f"{name} decodes {num_seqs} sequences at once, and layout {type(layout).__name__} has {layout.num_slots} "
                             "slots: lower n or beam_width, or give the layout more.")  # fmt: skip
         max_output = min(request.sampling.max_tokens, config.max_model_len - num_prompt)
-        size = layout.reserve_blocks(RegionNeed(-(-num_prompt // config.block_size), num_prompt, max_output, request.oracle_output_len,
+        size = layout.reserve_blocks(RegionNeed(-(-num_prompt // config.block_size), num_prompt, max_output, request.known_output_len,
                                                 config.max_model_len, config.block_size))  # fmt: skip
         free = FreeBlocks(config.num_blocks)
         for _ in range(num_seqs):

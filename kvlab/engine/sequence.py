@@ -67,9 +67,8 @@ class SequenceGroup:
         self.priority = request.priority
         self.tenant = request.tenant
         self.sampling = sampling = request.sampling
-        self.oracle_output_len = request.oracle_output_len
-        if self.oracle_output_len is None and sampling.has_known_length:
-            self.oracle_output_len = max_output
+        known = request.known_output_len
+        self.oracle_output_len = None if known is None else min(known, max_output)
         self.seed = seed
         self.max_output = max_output
         self.max_tokens = max_output

@@ -36,6 +36,13 @@ class Request:
     session_id: str | None = None
     turn: int = 0
 
+    @property
+    def known_output_len(self) -> int | None:
+        """`oracle_output_len`; without one max_tokens, where nothing else can end the request; None: not known."""
+        if self.oracle_output_len is None and self.sampling.has_known_length:
+            return self.sampling.max_tokens
+        return self.oracle_output_len
+
 
 class RequestShape(NamedTuple):
     """Lengths of a request to come, in tokens. `num_output_tokens`: of each of its sequences, as far as known (else its limit).
