@@ -52,18 +52,22 @@ def serve(workload: Workload, folder: Path, max_running: int = 256) -> dict[str,
     steps = recorder.steps()
     num_output = int(steps["num_output_tokens"].sum())
     return {
-        "steps": len(steps), "mean_running": round(float(steps["num_running_reqs"].mean()), 1), "wall_s": round(wall_s, 2), "cpu_s": round(cpu_s, 2),
+        "steps": len(steps), "mean_running": round(float(steps["num_running_reqs"].mean()), 1),
+        "wall_s": round(wall_s, 2), "cpu_s": round(cpu_s, 2),
         "scheduled_seqs": int(steps["num_scheduled_seqs"].sum()), "output_tokens": num_output,
-        "output_tokens_per_wall_s": round(num_output / wall_s), "million_output_tokens_per_wall_min": round(num_output * 60 / wall_s / 1e6, 2),
+        "output_tokens_per_wall_s": round(num_output / wall_s),
+        "million_output_tokens_per_wall_min": round(num_output * 60 / wall_s / 1e6, 2),
         "million_output_tokens_per_cpu_min": round(num_output * 60 / cpu_s / 1e6, 2),
         "engine_share": round(float(steps[["schedule_ms", "commit_ms"]].sum().sum()) / 1e3 / wall_s, 2),
         "peak_rss_mib": peak // 1024, "live_objects": alive,
     }  # fmt: skip
 
 
-def simulate(num_requests: int, prompt_len: int, output_len: int, max_running: int, folder: Path, all_at_once: bool = False) -> dict[str, float]:
+def simulate(num_requests: int, prompt_len: int, output_len: int, max_running: int, folder: Path,
+             all_at_once: bool = False) -> dict[str, float]:  # fmt: skip
     """Fixed lengths: closed loop of `max_running`, or all at once with at most so many running."""
-    return serve(SyntheticWorkload(num_requests, prompt_len, output_len, concurrency=None if all_at_once else max_running), folder, max_running)
+    concurrency = None if all_at_once else max_running
+    return serve(SyntheticWorkload(num_requests, prompt_len, output_len, concurrency=concurrency), folder, max_running)
 
 
 def run_in(name: str, folder: Path) -> dict[str, float]:

@@ -15,8 +15,8 @@ from pathlib import Path
 import kvlab
 
 COMMON = ("workload=chat", "workload.limit=32", "workload.sampling.max_tokens=16", "workload.sampling.ignore_eos=true")
-FIRST = (*COMMON, "workload.arrivals={kind: poisson, rate: 2}")
-SECOND = (*COMMON, "workload.arrivals={kind: poisson, rate: 4}", "seed=1")
+FIRST = (*COMMON, "workload.concurrency=5")
+SECOND = (*COMMON, "workload.concurrency=3", "max_num_batched_tokens=64")
 FIGURES = ("output_token_throughput_per_s", "mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 
 

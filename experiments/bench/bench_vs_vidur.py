@@ -5,7 +5,8 @@
 
 Vidur's profiles of devices are not in its package, so its tables of predicted times hold a constant here; how it looks them up, its
 events, scheduler and metrics are its own, and neither the training of its forests nor its plots and traces are counted. kvlab hashes
-prefixes, makes token ids and records every step into a folder, which Vidur does not. Times are of the processor (user and system), without imports. Goal: 5 times Vidur's tokens a second.
+prefixes, makes token ids and records every step into a folder, which Vidur does not. Times are of the processor (user and system), without
+imports. Goal: 5 times Vidur's tokens a second.
 """
 
 from __future__ import annotations
