@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -23,7 +24,8 @@ from engine_support import (
 from kvlab.cache.pool import BlockPool
 from kvlab.engine import Engine
 from kvlab.policies.admission import Watermark
-from kvlab.policies.eviction import Lru
+from kvlab.policies.base import EvictionPolicy
+from kvlab.policies.eviction import Lru, Pinned
 from kvlab.policies.layout import Paged
 from kvlab.trace import Recorder
 from kvlab.types import RequestTooLong, ScheduledSeq, UserError
@@ -72,8 +74,11 @@ class Watch:
         setattr(owner, name, watched)
 
 
-@pytest.mark.parametrize("layout", policy_names("layout"))
-def test_what_the_predicates_promise_is_what_happens(layout: str) -> None:
+PINS: dict[str, Callable[[], EvictionPolicy]] = {"none": Lru, "pinned": lambda: Pinned(min_hits=1, max_fraction=0.6)}
+
+
+@pytest.mark.parametrize(("layout", "pins"), [*((name, "none") for name in policy_names("layout")), ("paged", "pinned")])
+def test_what_the_predicates_promise_is_what_happens(layout: str, pins: str) -> None:
     """`can_x` is true exactly when `x` succeeds, over random runs; a refusal changes nothing. (Accounts are checked at each step.)"""
     totals: Counter[tuple[str, bool]] = Counter()
     draw = Random(f"watch {layout}")
@@ -83,7 +88,7 @@ def test_what_the_predicates_promise_is_what_happens(layout: str) -> None:
         if layout != "paged":
             limits["max_model_len"] = 2 * size
         engine, _ = make_engine(blocks, size, policies(layout=layout, prefix_cache="hash" if layout == "paged" else "none",
-                                                       mode="swap", admission="none"), **limits)  # fmt: skip
+                                                       mode="swap", admission="none", eviction=PINS[pins]()), **limits)  # fmt: skip
         watch, forcer = Watch(engine), Forcer(engine)
         requests = [
             request(f"{round_}.{i}", prompt_of(draw.randint(1, size * (3 if layout == "paged" else 1)), i % 3), draw.randint(1, 2 * size),
@@ -101,20 +106,27 @@ def test_what_the_predicates_promise_is_what_happens(layout: str) -> None:
     assert not [case for case in wanted if not totals[case]], f"never seen: {totals}"
 
 
-def test_a_pools_accounts_hold_over_random_operations() -> None:
-    """BlockPool alone: allocate, share, publish, hit, release, reset. free + evictable + referenced = N, references as counted here."""
+@pytest.mark.parametrize("pins", PINS)
+def test_a_pools_accounts_hold_over_random_operations(pins: str) -> None:
+    """BlockPool alone: allocate, share, publish, hit, release, reset. free + evictable + referenced = N, references as counted here.
+
+    A pinned block that no table holds is neither free nor evictable; asked for them the policy gives all its pins up."""
     draw = Random("pool")
+    num_refused_for_pins = 0
     for num_blocks in (1, 2, 5, 9):
-        pool = BlockPool("gpu", num_blocks, 4, Lru(), Paged())
+        policy = PINS[pins]()
+        pool = BlockPool("gpu", num_blocks, 4, policy, Paged())
         tables: list[list[int]] = []
         for number in range(600):
-            operation = draw.randrange(6)
+            operation = draw.randrange(6) if pins == "none" else draw.choice((0, 1, 2, 3, 3, 4, 4, 4, 4, 5, 6))
             held = sorted({b for table in tables for b in table})
             if operation == 0:
                 wanted = draw.randint(0, num_blocks + 1)
                 can = wanted <= pool.num_available
+                num_unheld = num_blocks - len(held)
                 got = pool.allocate(wanted)
-                assert (got is not None) == can
+                assert (got is not None) == can == (wanted <= num_unheld - pool.num_pinned)
+                num_refused_for_pins += not can and wanted <= num_unheld
                 tables += [got] if got else []
             elif operation == 1 and tables:
                 tables.append(list(draw.choice(tables)))
@@ -133,12 +145,20 @@ def test_a_pools_accounts_hold_over_random_operations() -> None:
                 pool.release(reversed(tables.pop(draw.randrange(len(tables)))), preempted=draw.random() < 0.5)
             elif operation == 5:
                 assert pool.reset_cache() is (not held)
+            elif operation == 6:
+                had_pins = pool.num_pinned > 0
+                assert pool.give_up_pins() is had_pins
+                assert pool.num_pinned == 0
             counts = Counter(b for table in tables for b in table)
             assert [b.ref_count for b in pool.blocks] == [counts[i] for i in range(num_blocks)]
             free = pool.free.lowest(num_blocks)
             assert len(free) == len(set(free)) == pool.num_free
-            assert pool.num_free + pool.num_evictable + len(counts) == num_blocks == pool.num_free + pool.num_evictable + pool.num_used
+            pinned = [b.block_id for b in pool.blocks if b.content and not b.ref_count and policy.is_pinned(b.block_id)]
+            assert len(pinned) == pool.num_pinned <= (0 if pins == "none" else int(0.6 * num_blocks))
+            assert pool.num_used == len(counts) + len(pinned)
+            assert pool.num_free + pool.num_evictable + pool.num_used == num_blocks
             assert {b.content for b in pool.blocks if b.content} == pool.by_content.keys()
+    assert (num_refused_for_pins > 0) == (pins == "pinned")
 
 
 # -------------------------------------------------------------- requests that can never fit
