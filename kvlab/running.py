@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,12 +21,16 @@ from kvlab.engine import driver
 from kvlab.engine.config import PolicySet
 from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.model.loading import ModelSpec
+from kvlab.policies.base import BlockSizingPolicy
+from kvlab.policies.registry import SEAMS as CONTRACTS
+from kvlab.policies.registry import seam_of
 from kvlab.progress import Progress
 from kvlab.results import Run
 from kvlab.trace import RecordConfig, Recorder, RunFolder, summarize
 from kvlab.trace.summary import REQUEST_COLUMNS, STEP_COLUMNS, Goals
-from kvlab.types import Listener, UserError
+from kvlab.types import KvlabError, Listener, UserError
 from kvlab.workload.base import Workload, WorkloadContext
+from kvlab.workload.shapes import first_shapes
 
 _log = logging.getLogger("kvlab.run")
 
@@ -104,6 +109,7 @@ def run(
             out.finish(summary)
             _log.info("finished: %d requests, %d steps", summary["num_requests"], summary["num_steps"])
         except BaseException as error:
+            _blame(error)
             _log.info("ended by %s: %s", type(error).__name__, error, exc_info=not isinstance(error, UserError))
             out.fail(error, _what_there_is(recorder, plain["record"]))
             raise
@@ -115,15 +121,21 @@ def run(
 def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener], progress: bool, name: str) -> None:
     """Make the engine and drive the workload through it. The folder's config gets the sizes that were left open."""
     sizes = engine_config(setup.config, setup.policies, parts)
-    config = {**setup.config, "num_blocks": sizes.num_blocks, "max_model_len": sizes.max_model_len, "dtype": parts.dtype}
     tokenizer = parts.tokenizer
     bos = None if tokenizer is None else tokenizer.bos_token_id
     special = sorted({*parts.eos_token_ids, *(() if bos is None else (bos,))})
     context = WorkloadContext(tokenizer, parts.shape.vocab_size, sizes.max_model_len, sizes.seed, tuple(special))
     setup.workload.start(context)
+    sizing = setup.policies.block_sizing
+    if type(sizing).foresee is not BlockSizingPolicy.foresee:
+        sizing.foresee(first_shapes(setup.workload, context, setup.policies.prefix_cache.enabled))
+        sizes = engine_config(setup.config, setup.policies, parts)
+    chosen = list(sizing.explain())
+    config = {**setup.config, "num_blocks": sizes.num_blocks, "max_model_len": sizes.max_model_len, "dtype": parts.dtype}
     shown = _yaml(config | _described(setup.given))
     key = identity(config, parts.checksum, setup.given)
-    out.start(shown, parts.device, name=name, identity=key, notes=[*setup.workload.notes, *parts.notes])
+    out.start(shown, parts.device, name=name, identity=key, notes=[*setup.workload.notes, *parts.notes, *chosen[:1]],
+              **({"block_sizing": chosen} if chosen else {}))  # fmt: skip
     engine = make_engine(sizes, setup.policies, parts, listeners)
     _log.info("%s on %s: %d blocks of %d tokens, max_model_len %d", parts.dtype, parts.device, sizes.num_blocks, sizes.block_size,
               sizes.max_model_len)  # fmt: skip
@@ -131,6 +143,9 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
         _log.info("workload: %s", note)
     for note in parts.notes:
         _log.info("cost model: %s", note)
+    for line in chosen:
+        _log.info("%s", line)
+    parts.notes += tuple(chosen)  # for the table that is printed
     with Progress(setup.workload.num_requests, name or "run", "req", progress) as bar:
 
         def show(state: driver.Progress) -> None:
@@ -152,6 +167,19 @@ def _refuse_nothing_served(summary: dict[str, Any], recorder: Recorder) -> None:
     if summary["num_requests"] and summary["num_refused"] == summary["num_requests"]:
         details = recorder.requests(("detail",))["detail"]
         raise UserError(f"Every request of the workload was refused. The first: {details.iloc[0]}")
+
+
+def _blame(error: BaseException) -> None:
+    """Note on an exception which policy it was raised in, if any: the one that was called last."""
+    if isinstance(error, KvlabError):
+        return  # says so itself
+    culprit = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, tuple(CONTRACTS.values())):
+            culprit = f"raised in the {seam_of(type(owner))} policy {type(owner).__name__} ({frame.f_code.co_filename}, line {line})"
+    if culprit is not None:
+        error.add_note(culprit)
 
 
 def _summary(recorder: Recorder, record: Mapping[str, bool], goals: Goals | None = None) -> dict[str, Any]:

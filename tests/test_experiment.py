@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -323,6 +324,21 @@ def test_run_takes_objects_classes_and_names(tmp_path: Path) -> None:
         kvlab.run(config, eviction=kvlab.SamplingParams(), progress=False)
     with pytest.raises(UserError, match="no seam"):
         kvlab.run(config, evction="lru", progress=False)
+
+
+def test_an_exception_inside_a_policy_names_the_policy(tmp_path: Path) -> None:
+    class Careless(Lru):
+        """Divides by the number of hits."""
+
+        def key(self, block: Any) -> tuple[float, ...]:
+            return (1 / block.num_hits,)
+
+    config = kvlab.compose(*SMALL, "runner=simulated")
+    with pytest.raises(ZeroDivisionError) as found:
+        kvlab.run(config, folder=tmp_path / "run", eviction=Careless(), progress=False)
+    [note] = found.value.__notes__
+    assert re.fullmatch(r"raised in the eviction policy Careless \(.*test_experiment.py, line \d+\)", note)
+    assert status(tmp_path / "run")["error"]["message"] == f"division by zero; {note}"
 
 
 def test_what_is_recorded_names_the_policy_that_ran(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kvlab.trace import RunFolder
+from kvlab.trace import RunFolder, run_folder
 from kvlab.trace.run_folder import is_alive
 from kvlab.types import UserError
 
@@ -71,6 +71,25 @@ def test_life_of_a_run_that_ends_badly(tmp_path, error, state):
     assert status["error"]["type"] == type(error).__name__
     assert "test_trace_run_folder.py" in status["error"]["traceback"]
     assert read(folder, "summary.json") == {"num_steps": 3}
+
+
+def test_a_full_disk_still_says_why_the_run_ended(tmp_path, monkeypatch):
+    """Nothing can be written any more until the reserve is given up; then there is room for the status."""
+    folder = RunFolder.create(tmp_path / "run")
+    folder.start("{}")
+    assert (folder.path / run_folder.RESERVE).stat().st_size == 1 << 16
+    written = run_folder.write_json
+
+    def full(path, value):
+        if (folder.path / run_folder.RESERVE).exists() or path.name == "summary.json":
+            raise UserError("No space left on device")
+        written(path, value)
+
+    monkeypatch.setattr(run_folder, "write_json", full)
+    folder.fail(OSError(28, "No space left on device"), {"num_steps": 3})
+    assert read(folder, "status.json")["state"] == "failed"
+    assert "No space left" in read(folder, "status.json")["error"]["message"]
+    assert not (folder.path / run_folder.RESERVE).exists()
 
 
 def test_a_dead_process_is_not_alive():

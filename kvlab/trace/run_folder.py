@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from kvlab.types import UserError
 
 PACKAGES = ("kvlab", "torch", "triton", "transformers", "safetensors", "hydra-core", "numpy", "pandas", "pyarrow")
 TRACEBACK_LINES = 40
+RESERVE = ".reserve"
+"""A file of 64 KiB that shows at the start that the folder can be written, and at the end makes room for the status on a full disk."""
 MARK = ".kvlab-run"
 """An empty file that says whose a folder is, before anything else is written."""
 
@@ -76,11 +79,12 @@ class RunFolder:
         Never raises because of the disk: the error that brought us here matters more.
         """
         lines = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
-        described = {"type": type(error).__name__, "message": str(error), "traceback": "\n".join(lines)}
+        message = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        described = {"type": type(error).__name__, "message": message, "traceback": "\n".join(lines)}
         try:
+            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", described)  # first: the disk may be full
             if summary is not None:
                 write_json(self.path / "summary.json", summary)
-            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", described)
         except UserError as disk:
             logging.getLogger(__name__).error("%s", disk)
 
@@ -91,6 +95,8 @@ class RunFolder:
         return handler
 
     def _end(self, state: str, error: dict[str, str] | None) -> None:
+        with suppress(OSError):
+            (self.path / RESERVE).unlink(missing_ok=True)  # makes room for the last words
         self._status.update(state=state, finished=_now(), error=error)
         self._write_status()
 
@@ -107,9 +113,8 @@ def _claim(folder: Path) -> bool:
         (folder / MARK).touch(exist_ok=False)
     except FileExistsError:
         return False
-    with atomic(folder / ".probe") as file:
+    with atomic(folder / RESERVE) as file:
         file.write(bytes(1 << 16))
-    (folder / ".probe").unlink()
     return True
 
 
