@@ -131,7 +131,8 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
         sizing.foresee(first_shapes(setup.workload, context, setup.policies.prefix_cache.enabled))
         sizes = engine_config(setup.config, setup.policies, parts)
     chosen = list(sizing.explain())
-    config = {**setup.config, "num_blocks": sizes.num_blocks, "max_model_len": sizes.max_model_len, "dtype": parts.dtype}
+    config = {**setup.config, "block_size": sizes.block_size, "num_blocks": sizes.num_blocks, "max_model_len": sizes.max_model_len,
+              "dtype": parts.dtype}  # fmt: skip
     shown = _yaml(config | _described(setup.given))
     key = identity(config, parts.checksum, setup.given)
     out.start(shown, parts.device, name=name, identity=key, notes=[*setup.workload.notes, *parts.notes, *chosen[:1]],
