@@ -72,7 +72,7 @@ def test_every_yaml_shows_the_command_that_runs_it(path: Path) -> None:
     assert isinstance(yaml.safe_load(text), dict)
     if path.relative_to(CONF).parts[0] == "hydra":
         return
-    commands = re.findall(r"^# (?:\w+=\S+ )?python -m kvlab\.experiment (.+)$", text, re.MULTILINE)
+    commands = re.findall(r"^# (?:\w+=\S+ )?python -m kvlab\.(?:experiment|replay \S+) (.+)$", text, re.MULTILINE)
     assert commands, "the header shows the command"
     group, name = path.relative_to(CONF).parent.as_posix(), path.stem
     if group != ".":

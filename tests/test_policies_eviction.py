@@ -135,13 +135,13 @@ def test_random_draws_are_a_function_of_seed_and_number() -> None:
 
 
 def test_key_eviction_drops_stale_entries() -> None:
-    """10,000 hits on two cached blocks leave a heap of no more than 2 * 2 + 64 entries, and the right victim."""
-    policy = Lru()
+    """10,000 hits on two cached blocks leave a heap of no more than 2 * 2 + 32 entries, and the right victim."""
+    policy = Fifo()
     pool = make_pool(policy, 3)
     for _ in range(5000):
         run_prompt(pool, "a")
         run_prompt(pool, "b")
-    assert len(policy._heap) <= 68
+    assert len(policy._heap) <= 36
     run_prompt(pool, "c")
     run_prompt(pool, "d")
     assert cached(pool) == "bcd"
