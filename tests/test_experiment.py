@@ -18,6 +18,7 @@ import yaml
 import kvlab
 from kvlab.engine.engine import Engine
 from kvlab.experiment import FAILED, INTERRUPTED, OK, USER_ERROR, main
+from kvlab.policies.base import KeyEviction
 from kvlab.policies.eviction.fifo import Fifo
 from kvlab.policies.eviction.lru import Lru
 from kvlab.policies.preemption.mode.swap import Swap
@@ -327,7 +328,7 @@ def test_run_takes_objects_classes_and_names(tmp_path: Path) -> None:
 
 
 def test_an_exception_inside_a_policy_names_the_policy(tmp_path: Path) -> None:
-    class Careless(Lru):
+    class Careless(KeyEviction):
         """Divides by the number of hits."""
 
         def key(self, block: Any) -> tuple[float, ...]:
