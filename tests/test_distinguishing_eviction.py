@@ -104,8 +104,8 @@ TRACES: dict[str, Trace] = {
     # One place in the small queue. A enters it; B the main queue, as nothing was evicted yet. C: A goes. D: C goes, the one ghost is C now.
     # A: D goes, and A, forgotten, enters the small queue.
     "s3fifo": Trace(2, "A B C D A", "ACD"),
-    # C and A are visited. D: the hand spares A, B goes. E: it spares C and comes to D, the newest: D goes, the hand starts again. D: A goes,
-    # whose bit was taken.
+    # C and A are visited. D: the hand spares A, B goes. E: it spares C and comes to D, the newest: D goes, the hand starts again. D: A
+    # goes, whose bit was taken.
     "sieve": Trace(3, "A B C C A D E D", "BDA"),
     # Four are protected. ABC, then FG are hit: the fifth, when G is let go, pushes out C, the one let go first: on probation are D, C. J: D
     # goes. DE: C goes, then J, which was never hit, though B was used earlier.
@@ -116,6 +116,28 @@ TRACES: dict[str, Trace] = {
     # One block in the window. A and B fall through it to the main part, C is in it. D: C has one use, as A: the newcomer loses. C: D loses
     # to A likewise. A is hit. D: C has two uses by now, B one: B goes.
     "w_tinylfu": Trace(3, "A B C D C A D", "CDB"),
+    # -- made for LLM serving
+    # Blocks of 16,384 tokens of Llama 3 8B: at depths 0 to 3 they cost 1.27, 1.80, 2.34, 2.87 times their matrices. a and x (depth 0, one
+    # hit) are worth 2.54 each, a is older; d (no hit) 2.87. Then y, hit once, is newer than x, which goes; then z and w, 1.27.
+    "cost_aware": Trace(5, "abcd abc x x y y z w v", "axzw", block_size=16384),
+    # inner: fifo. The head a came first, but among the leaves c did, then b, then a; x is younger, though never hit.
+    "leaf_first": Trace(4, "abc x abc y z w", "cba"),
+    # Nobody has a hit, c stands latest; then b; then x has one, and of a, y, z the oldest goes; then y, z and w make room for abc.
+    "length_aware": Trace(4, "x abc y z x w abc", "cbayzw"),
+    # The same blocks. Recency and FLOPs from 0 to 1: x 0 + 0; then a 0.6 + 0, b .4 + .33, c .2 + .67, d 0 + 1, y 1 + 0: the head a; then b
+    # .29 + .33 (y .71, c .14 + .67, d 1, z 1); then y .56 (c .11 + .67, d 1, z .78, w 1).
+    "marconi": Trace(5, "x abcd y z w v", "xaby", block_size=16384),
+    # e is the only one without a hit; then all have one, and the oldest goes, however many it has; then newcomers, one after the other,
+    # though e comes back.
+    "never_hit_first": Trace(6, "a a a b b c c d d e f f g g h i j e k", "eahije", seconds=(0,) * 15 + (100,) * 4),
+    # A quarter of 8 blocks of 256 tokens: a and b are hit and begin below 512. c does not, d and e are the next.
+    "pinned": Trace(8, "abc abc d e f g h i j k", "cde", block_size=256),
+    # d comes, d and a wait: b goes for it. e and b wait, b is gone: c. b waits: d, though a, spared before, was used no later than e.
+    "queue_informed": Trace(3, "a b c d a e b", "bcd", num_waiting=2),
+    # One block of 16 and 16 new tokens are 32, two are more: f and y may go; then, as none else may, e, d, c, the oldest; then o may.
+    "tlru": Trace(8, "abcdef xy klmno q", "fyedco"),
+    # ab comes back as abc at 10 s and lives to 70 s; x, y, z expire at 30, 31, 80 s when they are let go. At 80 s z, then c.
+    "ttl": Trace(4, "ab abc x y z w v", "xyzc", seconds=(0, 10, 20, 30, 31, 80, 80)),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 Key = tuple[float, ...]
 
@@ -34,6 +34,10 @@ class KeyHeap:
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._live)
+
+    def entries(self) -> Collection[tuple[Key, int]]:
+        """(key, block id) of all, in no order but the same in every run."""
+        return self._live.values()
 
     def push(self, block_id: int, key: Key) -> None:
         """Put it in, or give it another key."""

@@ -36,10 +36,9 @@ class Marconi(EvictionPolicy):
 
     def reset(self) -> None:
         """As new."""
-        self._candidates: dict[int, tuple[int, float]] = {}  # block id -> tick of last use, FLOPs
         self._ticks_per_flop = 0.0  # alpha x (span of ticks / span of FLOPs), as last measured
         self._flops: dict[int, float] = {}  # by depth
-        self._heap = KeyHeap()
+        self._heap = KeyHeap()  # candidates by (value, tick of last use, FLOPs)
         self._num_left = 0  # evictions until it is measured again
 
     def release(self, block: BlockView, now: Now, preempted: bool) -> None:
@@ -48,40 +47,33 @@ class Marconi(EvictionPolicy):
         if flops is None:
             flops = block_flops(block.depth, block.num_tokens, self.num_params, self.num_layers, self.hidden_size)
             self._flops[block.depth] = flops
-        self._candidates[block.block_id] = (block.used_tick, flops)
-        self._heap.push(block.block_id, (block.used_tick + self._ticks_per_flop * flops, block.used_tick))
+        tick = block.used_tick
+        self._heap.push(block.block_id, (tick + self._ticks_per_flop * flops, tick, flops))
 
     def hit(self, block: BlockView, now: Now) -> None:
         """Held."""
-        self._drop(block)
-
-    def withhold(self, block: BlockView, now: Now) -> None:
-        """No candidate."""
-        self._drop(block)
+        self._heap.drop(block.block_id)
 
     def evict(self, block: BlockView, now: Now) -> None:
         """Gone."""
-        self._drop(block)
+        self._heap.drop(block.block_id)
         self._num_left -= 1
 
-    def _drop(self, block: BlockView) -> None:
-        self._candidates.pop(block.block_id, None)
-        self._heap.drop(block.block_id)
-
     def victim(self, now: Now) -> int:
-        """The smallest sum."""
-        if self._num_left <= 0 or len(self._candidates) <= 32:
+        """The smallest value."""
+        if self._num_left <= 0 or len(self._heap) <= 32:
             self._measure()
         return self._heap.first()
 
     def _measure(self) -> None:
         """Both scales from all candidates: recency / span + alpha x FLOPs / span sorts as recency + alpha x (span / span) x FLOPs."""
-        ticks, flops = zip(*self._candidates.values(), strict=True)
-        span_of_flops = max(flops) - min(flops)
-        self._ticks_per_flop = self.alpha * (max(ticks) - min(ticks)) / span_of_flops if span_of_flops else 0.0
-        self._num_left = len(self._candidates) // RENEWALS
-        weight = self._ticks_per_flop
-        self._heap = KeyHeap.of(((tick + weight * cost, tick), block_id) for block_id, (tick, cost) in self._candidates.items())
+        candidates = [(tick, flops, block_id) for (_, tick, flops), block_id in self._heap.entries()]
+        ticks, costs, _ = zip(*candidates, strict=True)
+        span_of_flops = max(costs) - min(costs)
+        weight = self.alpha * (max(ticks) - min(ticks)) / span_of_flops if span_of_flops else 0.0
+        self._heap = KeyHeap.of(((tick + weight * flops, tick, flops), block_id) for tick, flops, block_id in candidates)
+        self._ticks_per_flop = weight
+        self._num_left = len(candidates) // RENEWALS
 
 
 def _is_number(value: object) -> bool:
