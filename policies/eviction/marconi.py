@@ -8,7 +8,11 @@ from kvlab.policies.eviction._heap import KeyHeap
 from kvlab.types import BlockView, Now
 
 RENEWALS = 4
-"""The spans are measured so many times while as many blocks as there are candidates go."""
+"""The scales are measured so many times while as many blocks as there are candidates go."""
+TOLERANCE = 0.05
+"""Relative change of their ratio from which on all candidates are valued anew."""
+NUM_EXACT = 32
+"""With so many candidates or fewer they are, before each eviction."""
 
 
 class Marconi(EvictionPolicy):
@@ -20,8 +24,8 @@ class Marconi(EvictionPolicy):
         hidden_size: query heads x head size (defaults: Llama 3 8B).
     Deviations: recency is the tick of the last use. Every block has the same bytes, so FLOPs per byte are those of its own tokens
         (2 P B + 4 L H (d B^2 + B (B + 1) / 2) at depth d with B tokens, P parameters, L layers, hidden size H). The ends of the two scales
-        are taken anew each time a quarter of the candidates has gone, and hold until then: exact up to 32 candidates, amortized O(log n).
-        alpha is given; Marconi finds it by replaying past requests.
+        are taken anew each time a quarter of the candidates has gone, and used if their ratio has changed by a twentieth: exact up to
+        32 candidates, amortized O(log n) always. alpha is given; Marconi finds it by replaying past requests.
     """
 
     def __init__(self, alpha: float = 1.0, num_params: float = 8.03e9, num_layers: int = 32, hidden_size: int = 4096) -> None:
@@ -61,19 +65,22 @@ class Marconi(EvictionPolicy):
 
     def victim(self, now: Now) -> int:
         """The smallest value."""
-        if self._num_left <= 0 or len(self._heap) <= 32:
+        if self._num_left <= 0 or len(self._heap) <= NUM_EXACT:
             self._measure()
         return self._heap.first()
 
     def _measure(self) -> None:
         """Both scales from all candidates: recency / span + alpha x FLOPs / span sorts as recency + alpha x (span / span) x FLOPs."""
-        candidates = [(tick, flops, block_id) for (_, tick, flops), block_id in self._heap.entries()]
-        ticks, costs, _ = zip(*candidates, strict=True)
+        entries = self._heap.entries()
+        ticks = [key[1] for key, _ in entries]
+        costs = [key[2] for key, _ in entries]
         span_of_flops = max(costs) - min(costs)
         weight = self.alpha * (max(ticks) - min(ticks)) / span_of_flops if span_of_flops else 0.0
-        self._heap = KeyHeap.of(((tick + weight * flops, tick, flops), block_id) for tick, flops, block_id in candidates)
-        self._ticks_per_flop = weight
-        self._num_left = len(candidates) // RENEWALS
+        self._num_left = len(entries) // RENEWALS
+        tolerance = TOLERANCE * weight if len(entries) > NUM_EXACT else 0.0
+        if abs(weight - self._ticks_per_flop) > tolerance:
+            self._ticks_per_flop = weight
+            self._heap = KeyHeap.of([((tick + weight * flops, tick, flops), block_id) for (_, tick, flops), block_id in entries])
 
 
 def _is_number(value: object) -> bool:

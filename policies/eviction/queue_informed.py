@@ -36,6 +36,7 @@ class QueueInformed(Wrapping):
         self._make_empty()
 
     def _make_empty(self) -> None:
+        self._needed: list[list[bytes]] = []  # what the waiting requests will look for, as last heard
         self._rank: dict[bytes, int] = {}  # content that a waiting request will look for -> its place among these, soonest first
         self._offered: dict[int, BlockView] = {}  # candidates that the inner policy knows of
         self._spared: dict[int, BlockView] = {}  # candidates that are kept from it
@@ -44,8 +45,11 @@ class QueueInformed(Wrapping):
     def waiting(self, prefixes: Sequence[Sequence[bytes]], now: Now) -> None:
         """Spare what these will hit, and no longer what they will not."""
         super().waiting(prefixes, now)
-        self._rank = {}
-        for keys in prefixes[: self.num_waiting]:
+        needed = [list(keys) for keys in prefixes[: self.num_waiting]]
+        if needed == self._needed:
+            return
+        self._needed, self._rank = needed, {}
+        for keys in needed:
             for key in keys:
                 self._rank.setdefault(key, len(self._rank))
         spared, self._spared, self._last = self._spared, {}, KeyHeap()
