@@ -20,6 +20,7 @@ from equality_support import Case, Factors, Watch, complete, covering_array, kv_
 
 from kvlab.engine import Engine
 from kvlab.policies.admission import Adaptive, ExpectedOutput, FullSequence, PastFuture, Unlimited, Watermark
+from kvlab.policies.layout import Ring
 from kvlab.policies.preemption.mode import CheaperOfBoth
 from kvlab.policies.registry import by_name
 from kvlab.types import Request, SamplingParams
@@ -47,13 +48,14 @@ PREFIX = [(7 * i * i + 3 * i + 11) % 256 for i in range(34)]
 def requests_of(kind: str) -> list[Request]:
     """Ten prompts of 40 to 46 tokens with a common beginning, 26 to 31 tokens out: each crosses a border of 32 while it decodes.
 
-    Neither priorities nor lengths are in the order of submission, so that every order of service is another one.
+    Neither priorities nor lengths nor tenants are in the order of submission, so that every order of service is another one.
     """
     out = []
     for number in range(10):
         tail = [(number * 37 + 5 * i) % 256 for i in range(6 + number * 3 % 7)]
         sampling = SamplingParams(max_tokens=26 + number * 5 % 6, ignore_eos=True, seed=number, **KINDS[kind][number % len(KINDS[kind])])
-        out.append(Request(f"{kind}-{number}", PREFIX + tail, sampling, priority=number * 7 % 10))
+        out.append(Request(f"{kind}-{number}", PREFIX + tail, sampling, priority=number * 7 % 10,
+                           tenant="ab"[number % 3 == 0], oracle_output_len=sampling.max_tokens))  # fmt: skip
     return out
 
 
@@ -105,6 +107,9 @@ ADMISSION = {
     "reserve_all": lambda: by_name("admission", "reserve_all"),
 }  # fmt: skip
 
+SCHEDULING: dict[str, dict[str, Any]] = {"edf": {"ttft_ms_per_prompt_token": 1.0}, "mlfq": {"prompt_tokens_per_iteration": 43}}
+"""Parameters with which requests as alike as these are told apart."""
+
 PAGED: dict[str, tuple[Any, ...]] = {
     "block_size": BLOCK_SIZES,
     "prefix_cache": tuple(policy_names("prefix_cache")),
@@ -118,7 +123,7 @@ PAGED: dict[str, tuple[Any, ...]] = {
     "kind": tuple(KINDS),
 }
 CACHES = [name for name in PAGED["prefix_cache"] if name != "none"]
-HAS_BUDGET = ("chunked", "prefill_first")
+HAS_BUDGET = tuple(name for name in policy_names("batching") if name not in ("static", "walkthrough"))
 
 
 def is_valid(case: Case) -> bool:
@@ -130,7 +135,8 @@ def is_valid(case: Case) -> bool:
 
 def engine_for(case: Case, num_blocks: int, **seams: Any) -> tuple[Engine, Log]:
     """The engine of a case. CheaperOfBoth is told of speeds at which both ways pay, now one and now the other."""
-    chosen = {name: case[name] for name in ("prefix_cache", "batching", "scheduling") if name in case}
+    chosen = {name: case[name] for name in ("prefix_cache", "batching") if name in case}
+    chosen["scheduling"] = by_name("scheduling", case["scheduling"], **SCHEDULING.get(case["scheduling"], {}))
     mode = CheaperOfBoth(swap_gb_per_s=0.05, prefill_tokens_per_s=22_000) if case.get("mode") == "cheaper_of_both" else case.get("mode")
     policy_set = policies(admission=ADMISSION[case["admission"]](), eviction=case.get("eviction", "lru"), mode=mode or "recompute",
                           preemption=case.get("preemption", "lifo"), **{**chosen, **seams})  # fmt: skip
@@ -139,11 +145,13 @@ def engine_for(case: Case, num_blocks: int, **seams: Any) -> tuple[Engine, Log]:
 
 
 def check_order(case: Case, log: Log) -> None:
-    """First come first served is the order of submission; no other policy's is."""
+    """First come first served is the order of submission; no other policy's is (all begin alike, so whom those that look at prefixes
+    prefer hangs on what is cached)."""
     first = [entry.request_id for plan in log.plans for entry in plan.admitted if entry.kind == "new"]
     submitted = [*(request.request_id for request in requests_of(case["kind"])), *AGAIN]
     assert sorted(first) == sorted(submitted)
-    assert (first == submitted) == (case["scheduling"] == "fcfs"), "not the order of the scheduling policy"
+    if case["scheduling"] not in ("lpm", "dfs_weight"):
+        assert (first == submitted) == (case["scheduling"] == "fcfs"), "not the order of the scheduling policy"
 
 
 def check_fired(case: Case, log: Log) -> None:
@@ -171,8 +179,9 @@ def check_tokens(case: Case, engine: Engine, log: Log) -> None:
     for name in AGAIN:
         serve(engine, [replace(last, request_id=name)], check=False)
         assert log.records[name].outputs == undisturbed(case["kind"])[last.request_id]
-    full_blocks = (len(last.prompt_token_ids) - 1) // case["block_size"]
-    assert log.records[AGAIN[1]].num_cached_tokens == (full_blocks * case["block_size"] if case["prefix_cache"] != "none" else 0)
+    most = len(last.prompt_token_ids) - 1
+    cached = most if case.get("layout") == "ring" else most // case["block_size"] * case["block_size"] * (case["prefix_cache"] != "none")
+    assert log.records[AGAIN[1]].num_cached_tokens == cached
 
 
 def check_preempting(case: Case) -> None:
@@ -255,8 +264,11 @@ def test_everybody_but_the_protected_oldest_is_preempted(block_size: int, mode: 
 
 # ------------------------------------------------------------------- nobody is preempted
 
+FIXED = ("contiguous_max", "contiguous_oracle")
+"""Layouts whose regions are never outgrown."""
+
 RESERVED: dict[str, tuple[Any, ...]] = {
-    "layout": tuple(policy_names("layout")),
+    "layout": (*FIXED, "paged"),
     "block_size": BLOCK_SIZES,
     "prefix_cache": PAGED["prefix_cache"],
     "batching": PAGED["batching"],
@@ -269,7 +281,7 @@ RESERVED: dict[str, tuple[Any, ...]] = {
 
 def is_reserved(case: Case) -> bool:
     """Either the layout gives a region of its own to each sequence (and shares nothing), or admission counts the worst case."""
-    if case.get("layout") == "contiguous_max" and case.get("prefix_cache") in CACHES:
+    if case.get("layout") in FIXED and case.get("prefix_cache") in CACHES:
         return False
     if case.get("layout") == "paged" and case.get("admission", "reserve_all") != "reserve_all":
         return False
@@ -280,7 +292,7 @@ def check_reserved(case: Case) -> None:
     """Room for two groups at most: the others wait, and nobody is ever preempted."""
     requests, size = requests_of(case["kind"]), case["block_size"]
     region = -(-MAX_MODEL_LEN // size)
-    contiguous = case["layout"] == "contiguous_max"
+    contiguous = case["layout"] in FIXED
     num_blocks = (2 * max(map(num_streams, requests)) + 1) * region if contiguous else 2 * max(blocks_of(r, size) for r in requests) + 1
     engine, log = engine_for(case, num_blocks, layout=case["layout"])
     check_tokens(case, engine, log)
@@ -321,11 +333,51 @@ def test_the_arrays_cover_every_pair_that_can_occur(factors: Factors, valid: Cal
     lost = {tuple(sorted(pair)) for pair in missing}
     budgets = {(("batching", name), ("budget", SMALL_BUDGET)) for name in PAGED["batching"] if name not in HAS_BUDGET}
     evictions = {(("eviction", name), ("prefix_cache", "none")) for name in PAGED["eviction"] if name != "lru"}
-    shared = {(("layout", "contiguous_max"), ("prefix_cache", name)) for name in CACHES}
+    shared = {(("layout", layout), ("prefix_cache", name)) for layout in FIXED for name in CACHES}
     waiting = {(("admission", name), other) for name in ADMISSION if name != "reserve_all"
                for other in (("layout", "paged"), *(("prefix_cache", cache) for cache in CACHES))}  # fmt: skip
     assert lost == (budgets | evictions if factors is PAGED else budgets | shared | waiting)
     print(f"seed {SEED}: {len(cases)} cases cover {len(covered)} pairs")
+
+
+# ----------------------------------------------------------------- regions that are outgrown
+
+GROWING: dict[str, tuple[Any, ...]] = {
+    "layout": tuple(name for name in policy_names("layout") if name not in RESERVED["layout"]),
+    "block_size": BLOCK_SIZES,
+    "mode": PAGED["mode"],
+    "batching": PAGED["batching"],
+    "budget": PAGED["budget"],
+    "admission": ("none", "watermark_0.1", "full_sequence"),
+    "scheduling": ("fcfs", "sjf"),
+    "preemption": ("lifo", "least_computed"),
+    "kind": tuple(KINDS),
+}
+
+
+def check_growing(case: Case) -> None:
+    """Two of the largest groups can start together (a watermark of 0.1 of the pool included) and not end: regions are outgrown, others
+    give way, come back and are outgrown again."""
+    case = {**case, "prefix_cache": "none"}
+    requests, size = requests_of(case["kind"]), case["block_size"]
+    first, last = [max(-(-(len(r.prompt_token_ids) + more * r.sampling.max_tokens) // size) for r in requests) for more in (0, 1)]
+    streams = max(map(num_streams, requests))
+    if case["layout"] == "contiguous_pow2":
+        first, last = (1 << (num - 1).bit_length() for num in (first, last))
+    engine, log = engine_for(case, max((streams + 1) * last, int((2 * streams * first + 1) / 0.88)), layout=case["layout"])
+    check_tokens(case, engine, log)
+    check_order(case, log)
+    assert log.total("num_preemptions") > 0, "no preemption"
+    assert case["budget"] != SMALL_BUDGET or any(entry.num_samples == 0 for plan in log.plans for entry in plan.scheduled)
+    assert all(stats.shared_blocks_saved == 0 for stats in log.stats)
+    grown = [seq_id for plan in log.plans for seq_id in plan.tables]
+    assert grown or log.total("relocated_blocks"), "no region was outgrown"
+    assert case["kind"] == "greedy" or log.total("cow_copies") > 0, "no fork was copied"
+
+
+@pytest.mark.parametrize("case", covering_array(GROWING, is_valid, SEED), ids=name_of)
+def test_outgrown_regions_and_slots_change_no_token(case: Case) -> None:
+    check_growing(case)
 
 
 # ---------------------------------------------------------------------- the full product
@@ -354,6 +406,13 @@ def test_all_triples_without_preemption() -> None:
     for case in covering_array(RESERVED, is_reserved, SEED, strength=3, tries=8):
         print(name_of(case))
         check_reserved(case)
+
+
+@pytest.mark.full
+def test_all_triples_of_outgrown_regions() -> None:
+    for case in covering_array(GROWING, is_valid, SEED, strength=3, tries=8):
+        print(name_of(case))
+        check_growing(case)
 
 
 # --------------------------------------------------------------- lossy, but of one mind
@@ -399,8 +458,9 @@ def bits(block_size: int, layout: str) -> Bits:
     """What was scheduled in each step, all logits, and K and V by position of everyone alive after 22 steps. Nobody waits for blocks."""
     requests = requests_of("mixed")
     region = -(-MAX_MODEL_LEN // block_size)
-    num_blocks = region * (sum(map(num_streams, requests)) + 3)
-    policy_set = policies(prefix_cache="none", admission="none", layout=layout)
+    num_blocks = 2 * region * (sum(map(num_streams, requests)) + 3)  # powers of two, too
+    layouts = Ring(n_parallel=64) if layout == "ring" else layout
+    policy_set = policies(prefix_cache="none", admission="none", layout=layouts)
     engine, log = tiny_engine(num_blocks, block_size, policy_set, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=100)
     for request in requests:
         engine.add_request(request)
@@ -412,13 +472,14 @@ def bits(block_size: int, layout: str) -> Bits:
                 kv = kv_by_position(engine, engine.sequences.values())
     assert log.total("num_preemptions") == 0
     assert any(entry.num_samples == 0 for plan in log.plans for entry in plan.scheduled)
-    assert (log.total("cow_copies") > 0) == (layout == "contiguous_max" or block_size > 1)
+    assert (log.total("cow_copies") > 0) == (layout != "paged" or block_size > 1)
     assert log.outputs == undisturbed("mixed")
     return [plan.scheduled for plan in log.plans], watch.logits, kv
 
 
 @pytest.mark.parametrize(("block_size", "layout"), [(1, "paged"), (3, "paged"), (17, "paged"), (32, "paged"), (3, "contiguous_max"),
-                                                    (16, "contiguous_max")])  # fmt: skip
+                                                    (16, "contiguous_max"), (3, "contiguous_oracle"), (16, "contiguous_pow2"),
+                                                    (3, "contiguous_pow2"), (1, "ring"), (16, "ring")])  # fmt: skip
 def test_the_same_plan_gives_the_same_bits_at_every_block_size_and_layout(block_size: int, layout: str) -> None:
     """Copy-on-write too: with blocks of 1 nothing is copied, with regions all of it is."""
     scheduled, logits, kv = bits(block_size, layout)
