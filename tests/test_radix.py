@@ -20,7 +20,7 @@ def cache(tree: RadixTree, tokens: list[int], first_id: int, root: bytes = ROOT)
     for at in range(len(block_ids) * size, most, size):
         parent = block_ids[-1] if block_ids else -1
         block_ids.append(first_id)
-        assert tree.insert(root, parent, first_id, pack(tokens[at : at + size]))
+        assert tree.insert(root, parent, [first_id], pack(tokens[at : at + size]))
         first_id += 1
     return block_ids
 
@@ -54,6 +54,16 @@ def test_a_run_is_split_where_two_paths_part() -> None:
     assert [tokens for tokens, _, _ in tree.dump(ROOT)] == [[1], [5]]
     assert cache(tree, [1, 2, 3, 4, 4], 8) == [0, 1, 2, 3, 8]  # a leaf that was split off goes on as a run
     assert tree.dump(ROOT)[0][2][0][2][0] == ([4, 4], [3, 8], [])
+
+
+def test_a_run_of_blocks_goes_in_at_once() -> None:
+    """As a new path, as the end of a run, and as a branch inside one."""
+    tree = RadixTree(2)
+    assert tree.insert(ROOT, -1, [0, 1], pack([1, 2, 3, 4]))
+    assert tree.insert(ROOT, 1, [2, 3], pack([5, 6, 7, 8]))
+    assert tree.dump(ROOT) == [([1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3], [])]
+    assert tree.insert(ROOT, 1, [4, 5], pack([9, 9, 8, 8]))
+    assert tree.dump(ROOT) == [([1, 2, 3, 4], [0, 1], [([5, 6, 7, 8], [2, 3], []), ([9, 9, 8, 8], [4, 5], [])])]
 
 
 def test_runs_part_at_block_boundaries_only() -> None:
@@ -91,6 +101,7 @@ def test_match_at_page_granularity(tokens: list[int], num_tokens: int, expected:
     cache(tree, [1, 2, 3, 7], 3)
     cache(tree, [1, 2, 9, 9], 4)
     assert match(tree, tokens, num_tokens) == expected
+    assert tree.match(ROOT, pack(tokens), num_tokens, beyond=False) == (expected[0], -1, 0)
 
 
 def test_the_block_that_continues_another_is_found_by_its_tokens() -> None:
@@ -119,7 +130,7 @@ def test_what_is_shared_below_a_block_is_found_among_many_children() -> None:
     """B = 4, a hundred first blocks that share 0 to 3 tokens with the query: block 57 shares most. Large ids don't confuse the order."""
     tree = RadixTree(4)
     for i in range(100):
-        tree.insert(ROOT, -1, i, pack([300, 70_000, i, 1] if i != 57 else [300, 70_000, 65_536, 1]))
+        tree.insert(ROOT, -1, [i], pack([300, 70_000, i, 1] if i != 57 else [300, 70_000, 65_536, 1]))
     assert match(tree, [300, 70_000, 65_536, 2]) == ([], 57, 3)
     assert match(tree, [300, 70_000, 256, 2]).num_beyond == 2
     assert match(tree, [300, 70_001, 57, 1]).num_beyond == 1
@@ -163,9 +174,9 @@ def test_what_loses_its_head_is_not_found_until_it_hangs_again() -> None:
     assert tree.dump(ROOT) == [([1], [0], [])]
     assert [block in tree for block in range(4)] == [True, False, False, False]
     tree.remove(2)  # it goes later, and is known no more
-    assert not tree.insert(ROOT, 3, 7, pack([5]))  # nor is what would follow block 3
-    assert tree.insert(ROOT, 0, 8, pack([2]))
-    assert tree.insert(ROOT, 8, 3, pack([4]))  # block 3 hangs again
+    assert not tree.insert(ROOT, 3, [7], pack([5]))  # nor is what would follow block 3
+    assert tree.insert(ROOT, 0, [8], pack([2]))
+    assert tree.insert(ROOT, 8, [3], pack([4]))  # block 3 hangs again
     assert match(tree, [1, 2, 4]).block_ids == [0, 8, 3]
 
 

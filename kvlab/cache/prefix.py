@@ -22,13 +22,13 @@ class PrefixMatch(NamedTuple):
     Attributes:
         block_ids: cached blocks of its longest contiguous prefix, full ones. num_tokens: tokens found, those of `source` included.
         source: a cached block whose first tokens are the next ones, to be copied from (-1: none).
-        num_lost: tokens that a cached block shares beyond those found, and that are computed all the same; -1: not looked for.
+        num_found_blocks: full blocks that are cached, also where they are too few to be used.
     """
 
     block_ids: list[int]
     num_tokens: int
     source: int = -1
-    num_lost: int = -1
+    num_found_blocks: int = 0
 
 
 class PrefixCache:
@@ -44,6 +44,7 @@ class PrefixCache:
         self.block_size = pool.block_size
         self._root: tuple[str | None, bytes] = (None, b"")  # of the salt asked for last
         self.tree = RadixTree(pool.block_size) if policy.enabled and policy.token_tree else None
+        self.track_shareable = track_shareable
         self.shareable = ShareableIndex() if policy.enabled and track_shareable and self.tree is None else None
         if self.tree is not None or self.shareable is not None:
             pool.on_forget = self._forget
@@ -83,10 +84,10 @@ class PrefixCache:
     def match(self, seq: Seq, num_tokens: int) -> PrefixMatch:
         """The longest cached prefix of `seq` within its first `num_tokens`; changes nothing."""
         if not self.policy.enabled:
-            return PrefixMatch([], 0, num_lost=0)
+            return PrefixMatch([], 0)
         found = self._by_keys(seq, num_tokens) if self.tree is None else self._by_tokens(self.tree, seq, num_tokens)
         if found.num_tokens < self.policy.min_match_tokens:
-            return PrefixMatch([], 0, num_lost=self.num_shareable_lost(seq, found))
+            return PrefixMatch([], 0, num_found_blocks=found.num_found_blocks)
         return found
 
     def _by_keys(self, seq: Seq, num_tokens: int) -> PrefixMatch:
@@ -99,25 +100,32 @@ class PrefixCache:
             if block is None:
                 break
             hits.append(block.block_id)
-        return PrefixMatch(hits, len(hits) * self.block_size)
+        return PrefixMatch(hits, len(hits) * self.block_size, num_found_blocks=len(hits))
 
     def _by_tokens(self, tree: RadixTree, seq: Seq, num_tokens: int) -> PrefixMatch:
+        self._pack(seq, num_tokens)
+        copies = self.policy.partial_block_copy
+        block_ids, source, num_beyond = tree.match(self.root(seq), seq.packed, num_tokens, beyond=copies)
+        return PrefixMatch(block_ids, len(block_ids) * self.block_size + num_beyond, source, len(block_ids))
+
+    @staticmethod
+    def _pack(seq: Seq, num_tokens: int) -> None:
+        """Make sure that `seq.packed` holds its first `num_tokens` tokens."""
         packed = seq.packed
         if len(packed) < num_tokens:
             packed.extend(seq.tokens[len(packed) :])
-        block_ids, source, num_beyond = tree.match(self.root(seq), packed, num_tokens)
-        num_whole = len(block_ids) * self.block_size
-        if self.policy.partial_block_copy:
-            return PrefixMatch(block_ids, num_whole + num_beyond, source, 0)
-        return PrefixMatch(block_ids, num_whole, -1, num_beyond)
 
     def num_shareable_lost(self, seq: Seq, match: PrefixMatch) -> int:
         """Tokens after a match that some cached block also holds, in a block that does not match as a whole."""
-        if match.num_lost >= 0 or self.shareable is None:
-            return max(0, match.num_lost)
-        size, num_hits = self.block_size, len(match.block_ids)
-        rest = tuple(seq.tokens[num_hits * size : min((num_hits + 1) * size, len(seq.tokens) - 1)])
-        return self.shareable.num_shared(seq.keys[num_hits - 1] if num_hits else self.root(seq), rest) if rest else 0
+        most = len(seq.tokens) - 1
+        if self.tree is not None and self.track_shareable and not self.policy.partial_block_copy:
+            self._pack(seq, most)
+            return self.tree.match(self.root(seq), seq.packed, most).num_beyond
+        if self.shareable is None:
+            return 0
+        size, num_found = self.block_size, match.num_found_blocks
+        rest = tuple(seq.tokens[num_found * size : min((num_found + 1) * size, most)])
+        return self.shareable.num_shared(seq.keys[num_found - 1] if num_found else self.root(seq), rest) if rest else 0
 
     # ------------------------------------------------------------- publication
 
@@ -129,40 +137,60 @@ class PrefixCache:
         first, table.num_full = max(table.num_full, table.num_dropped_blocks), full
         if not self.policy.cache_generated:
             full = min(full, seq.group.num_prompt_tokens // self.block_size)
-        if self.tree is not None and not seq.keys:  # blocks that were found have names already
-            seq.keys = [self.pool.blocks[block_id].content for block_id in table.block_ids[:first]]
         self.extend_keys(seq, full)
-        for i in range(first, full):
-            block_id, content = table.block_ids[i - table.num_dropped_blocks], seq.keys[i]
-            if self.pool.blocks[block_id].content:
-                continue
-            parent = seq.keys[i - 1] if i else None
-            is_first = self.pool.publish(block_id, content, parent, i)
-            if self.tree is not None:
-                self._hang(self.tree, seq, table, i, is_first)
-            elif is_first and self.shareable is not None:
-                tokens = tuple(seq.tokens[i * self.block_size : (i + 1) * self.block_size])
-                self.shareable.add(content, parent or self.root(seq), tokens)
-
-    def _hang(self, tree: RadixTree, seq: Seq, table: BlockTable, i: int, is_first: bool) -> None:
-        """Put block `i` of a sequence into the tree; where its content is cached already, the sequence takes that and gives up its own."""
-        at = i - table.num_dropped_blocks
-        parent_id = table.block_ids[at - 1] if at else -1 if not i else self._id_of(seq.keys[i - 1])
-        tokens = array("I", seq.tokens[i * self.block_size : (i + 1) * self.block_size])
-        if is_first:
-            tree.insert(self.root(seq), parent_id, table.block_ids[at], tokens)
+        if self.tree is not None:
+            self._publish_in_tree(self.tree, seq, table, first, full)
             return
+        for i in range(first, full):
+            if self._publish_block(seq, table, i) and self.shareable is not None:
+                tokens = tuple(seq.tokens[i * self.block_size : (i + 1) * self.block_size])
+                self.shareable.add(seq.keys[i], seq.keys[i - 1] if i else self.root(seq), tokens)
+
+    def _publish_block(self, seq: Seq, table: BlockTable, i: int) -> bool:
+        """Name block `i` of a sequence. False: it is named, or another block has its content."""
+        block_id = table.block_ids[i - table.num_dropped_blocks]
+        if self.pool.blocks[block_id].content:
+            return False
+        return self.pool.publish(block_id, seq.keys[i], seq.keys[i - 1] if i else None, i)
+
+    def _publish_in_tree(self, tree: RadixTree, seq: Seq, table: BlockTable, first: int, full: int) -> None:
+        """Runs of new blocks go into the tree. Where a content is cached already, the sequence takes that and gives up its own."""
+        self._pack(seq, full * self.block_size)
+        start = first  # from here on blocks are named and not yet in the tree
+        for i in range(first, full):
+            if not self._publish_block(seq, table, i):
+                self._insert(tree, seq, table, start, i)
+                start = i + 1
+                if not self.pool.blocks[table.block_ids[i - table.num_dropped_blocks]].content:
+                    self._adopt(tree, seq, table, i)
+        self._insert(tree, seq, table, start, full)
+
+    def _insert(self, tree: RadixTree, seq: Seq, table: BlockTable, start: int, end: int) -> None:
+        if start < end:
+            block_ids = table.block_ids[start - table.num_dropped_blocks : end - table.num_dropped_blocks]
+            tokens = seq.packed[start * self.block_size : end * self.block_size]
+            tree.insert(self.root(seq), self._parent_id(seq, table, start), block_ids, tokens)
+
+    def _parent_id(self, seq: Seq, table: BlockTable, i: int) -> int:
+        """The cached block before block `i`: -1 for the first, one past the pool's last where there is none (a window gave it up)."""
+        if not i:
+            return -1
+        if i > table.num_dropped_blocks:
+            return table.block_ids[i - table.num_dropped_blocks - 1]
+        block = self.pool.by_content.get(seq.keys[i - 1])
+        return self.pool.num_blocks if block is None else block.block_id
+
+    def _adopt(self, tree: RadixTree, seq: Seq, table: BlockTable, i: int) -> None:
+        """Take the block that holds the content of block `i` already; the sequence's own is free again."""
+        root, parent_id = self.root(seq), self._parent_id(seq, table, i)
+        tokens = seq.packed[i * self.block_size : (i + 1) * self.block_size]
         cached = self.pool.by_content[seq.keys[i]].block_id
-        if cached in tree and tree.child(self.root(seq), parent_id, tokens) != cached:
+        if cached in tree and tree.child(root, parent_id, tokens) != cached:
             return  # a key that collides: its tokens are others
+        at = i - table.num_dropped_blocks
         own, table.block_ids[at] = table.block_ids[at], cached
         self.pool.adopt(cached)
         self.pool.release((own,))
         table.num_sent = -1
         if cached not in tree:
-            tree.insert(self.root(seq), parent_id, cached, tokens)
-
-    def _id_of(self, content: bytes) -> int:
-        """The block with a content; one past the pool's last where none has it."""
-        block = self.pool.by_content.get(content)
-        return self.pool.num_blocks if block is None else block.block_id
+            tree.insert(root, parent_id, [cached], tokens)

@@ -53,7 +53,7 @@ class Node:
 class RadixTree:
     """Paths of cached blocks, one tree a root key (a salt). `block_size`: tokens per block, the granularity of matches and splits.
 
-    `match` costs a comparison at memory speed per token and a dictionary look-up per node; `insert` and `remove` touch one block,
+    `match` costs a comparison at memory speed per token and a dictionary look-up per node; `insert` and `remove` touch their blocks,
     and an insert that parts a run also the run's blocks above.
     """
 
@@ -69,20 +69,25 @@ class RadixTree:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._node_of
 
-    def match(self, root: bytes, tokens: Tokens, num_tokens: int) -> TreeMatch:
-        """The longest cached path of whole blocks that begins as `tokens` does, within the first `num_tokens`."""
+    def match(self, root: bytes, tokens: Tokens, num_tokens: int, beyond: bool = True) -> TreeMatch:
+        """The longest cached path of whole blocks that begins as `tokens` does, within the first `num_tokens`; if asked for, what lies
+        `beyond` it."""
         size, block_ids, at = self.block_size, list[int](), 0
         most = num_tokens // size * size
         node = self.roots.get(root)
         while node is not None:
             child = node.children.get(tokens[at : at + size].tobytes()) if at < most else None
             if child is None:
+                if not beyond:
+                    break
                 return TreeMatch(block_ids, *self._beyond(node, tokens[at : min(at + size, num_tokens)]))
             run = child.tokens
             wanted = tokens[at : min(at + len(run), most)]
             if wanted != run:
                 common = common_prefix_len(run, wanted) // size
                 block_ids += child.block_ids[:common]
+                if not beyond:
+                    break
                 at += common * size
                 rest = tokens[at : min(at + size, num_tokens)]
                 num_beyond = common_prefix_len(run[common * size : (common + 1) * size], rest)
@@ -113,9 +118,9 @@ class RadixTree:
         child = node.children.get(tokens.tobytes())
         return -1 if child is None else child.block_ids[0]
 
-    def insert(self, root: bytes, parent_id: int, block_id: int, tokens: Tokens) -> bool:
-        """A block with `tokens` was cached after the block `parent_id` (-1: it is the first of a prompt). False: that is not in the
-        tree, so nothing that follows it can be found."""
+    def insert(self, root: bytes, parent_id: int, block_ids: list[int], tokens: Tokens) -> bool:
+        """A run of blocks with `tokens` was cached after the block `parent_id` (-1: it begins a prompt). False: that is not in the tree,
+        so nothing that follows it can be found."""
         if parent_id < 0:
             node = self.roots.get(root)
             if node is None:
@@ -129,10 +134,11 @@ class RadixTree:
                 node = self._split(node, node.block_ids.index(parent_id) + 1)
             elif not node.children:  # the run goes on
                 node.tokens += tokens
-                node.block_ids.append(block_id)
-                self._node_of[block_id] = node
+                node.block_ids += block_ids
+                self._node_of.update(dict.fromkeys(block_ids, node))
                 return True
-        self._node_of[block_id] = self._hang(node, Node(node, tokens[:], [block_id]))
+        child = self._hang(node, Node(node, tokens[:], block_ids[:]))
+        self._node_of.update(dict.fromkeys(block_ids, child))
         return True
 
     def _hang(self, node: Node, child: Node) -> Node:
@@ -151,8 +157,7 @@ class RadixTree:
         parent.children[self._first(above)] = above
         node.parent, node.tokens, node.block_ids = above, node.tokens[cut:], node.block_ids[num_blocks:]
         self._hang(above, node)
-        for block_id in above.block_ids:
-            self._node_of[block_id] = above
+        self._node_of.update(dict.fromkeys(above.block_ids, above))
         return above
 
     def _first(self, node: Node) -> bytes:
@@ -167,6 +172,9 @@ class RadixTree:
         at = len(node.block_ids) - 1
         if node.block_ids[at] != block_id:
             at = node.block_ids.index(block_id)
+        elif at and not node.children:  # the tail of a leaf, as a rule
+            del self._node_of[block_id], node.block_ids[at], node.tokens[at * self.block_size :]
+            return
         first = self._first(node)
         for gone in (*node.block_ids[at:], *_below(node)):
             del self._node_of[gone]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from engine_support import Log, policies, serve
 from equality_support import kv_by_position, modes, recording, tiny, tiny_engine
 from test_equality_tiny import KINDS, MAX_MODEL_LEN, PREFIX, engine_for, requests_of, small_pool, undisturbed
@@ -40,7 +41,7 @@ def test_what_is_copied_are_the_same_bits(block_size: int) -> None:
     engine, log = tiny_engine(40, block_size, policies(prefix_cache=Radix(partial_block_copy=True)), max_model_len=MAX_MODEL_LEN)
     sampling = SamplingParams(max_tokens=30, ignore_eos=True)
     requests = [Request("first", [*PREFIX, 1, 2, 3, 4, 5, 6], sampling), Request("second", [*PREFIX, 7, 8, 9], sampling)]
-    seen = []
+    seen = list[torch.Tensor]()
     for request in requests:
         engine.add_request(request)
         while engine.has_work:
