@@ -130,6 +130,8 @@ def is_valid(case: Case) -> bool:
     """Where a policy would have nothing to decide, one of its seam stands for all."""
     if case.get("prefix_cache") == "none" and case.get("eviction", "lru") != "lru":
         return False
+    if case.get("batching") == "decode_first" and case.get("budget") == SMALL_BUDGET and "full" in case.get("admission", ""):
+        return False  # it takes nobody while a prompt is half computed, and they only whom there is room for: nobody gives way
     return case.get("batching", "chunked") in HAS_BUDGET or case.get("budget", 512) == 512
 
 
