@@ -10,9 +10,12 @@ import hashlib
 import importlib
 import inspect
 import json
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from kvlab import __version__
 from kvlab.types import UserError, unknown_name
@@ -290,8 +293,12 @@ def _facts(value: Any) -> Any:
     """A value as JSON: plain values as they are, objects by class, source and attributes, functions by source."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, bytes):
+    if isinstance(value, (bytes, bytearray)):
         return ["bytes", value.hex()]
+    if isinstance(value, (array, range, np.ndarray)):
+        return [type(value).__name__, getattr(value, "shape", None), [_facts(part) for part in value]]
+    if isinstance(value, np.generic):
+        return _facts(value.item())
     if isinstance(value, (list, tuple, deque)):
         return [_facts(part) for part in value]
     if isinstance(value, Mapping):

@@ -14,6 +14,7 @@ import kvlab
 from kvlab.config import build, check_config, find_class, identity, to_plain
 from kvlab.policies.eviction.lru import Lru
 from kvlab.policies.eviction.random import Random
+from kvlab.policies.registry import PolicyRow, by_name, list_policies
 from kvlab.types import UserError
 
 LRU = {"_target_": "kvlab.policies.eviction.lru.Lru"}
@@ -143,6 +144,14 @@ def test_equal_policy_objects_are_one_experiment_whatever_they_are_made_of() -> 
     assert scored(1.5, 2.0, _candidates=[3, 4]) == base  # reset() takes it back
     assert len({base, scored(2.5, 2.0), scored(1.5, 3.0), scored(1.5, 2.0, extra=1)}) == 4
     assert scored(1.5, 2.0, lock=threading.Lock()) is None
+
+
+@pytest.mark.parametrize("row", list_policies(), ids=lambda row: f"{row.seam}={row.name}")
+def test_every_policy_in_the_house_has_an_identity_as_an_object(row: PolicyRow) -> None:
+    made = [by_name(row.seam, row.name) for _ in range(2)]
+    found = {identity(config(), "weights", {row.seam: policy}) for policy in made}
+    assert len(found) == 1
+    assert None not in found
 
 
 def test_what_is_recorded_of_a_run_is_no_part_of_its_identity() -> None:
