@@ -52,6 +52,8 @@ def replay_access(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> 
                 block.counted_tick = block.used_tick = tick - 1
                 block.used_s = now_s
                 on_hit(block, now)
+                block.ref_count = 0
+                parent = block.content
             else:
                 if prefix < 0:
                     prefix = num_hits
@@ -74,15 +76,16 @@ def replay_access(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> 
                     ids_of[place] = block_id
                 cached[block_id] = block
                 block.content, block.parent, block.depth, block.num_hits = content, parent, depth, 0
-                block.ref_count = 1
-                block.inserted_tick = block.counted_tick = block.used_tick = tick - 1
+                block.inserted_tick = block.counted_tick = tick - 1
                 block.inserted_s = block.used_s = now_s
-                if on_insert is not None:
+                if on_insert is not None:  # else nobody looks before the release
+                    block.ref_count = 1
+                    block.used_tick = tick - 1
                     on_insert(block, now)
-            block.ref_count = 0
+                    block.ref_count = 0
+                parent = content
             block.used_tick = tick
             on_release(block, now, False)
-            parent = block.content
         object_hits.append(num_hits)
         prefix_hits.append(num_hits if prefix < 0 else prefix)
     return np.array(object_hits, dtype=np.int32), np.array(prefix_hits, dtype=np.int32), evicted
