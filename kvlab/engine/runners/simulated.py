@@ -9,8 +9,11 @@ import numpy.typing as npt
 
 from kvlab.engine.cost import Constant, CostModel
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
-from kvlab.engine.runners.fake_tokens import FakeModel, hash_tokens
+from kvlab.engine.runners.fake_tokens import FakeModel, hash_token, hash_tokens
 from kvlab.types import Candidate, Outcome, Plan, ScheduledSeq, SeqStart
+
+FEW = 12
+"""Of fewer sequences one after the other is quicker than array operations."""
 
 Forks = dict[int, tuple[int, ...]]
 Candidates = dict[int, tuple[Candidate, ...]]
@@ -94,7 +97,10 @@ class SimulatedRunner:
         forks: Forks = {}
         candidates: Candidates = {}
         tokens: tuple[tuple[int, ...], ...] = ()
-        if plan.scheduled:
+        if len(plan.scheduled) < FEW:
+            tokens = tuple([self._one(scheduled, ids, rows.place[scheduled.seq_id], forks, candidates)
+                            for scheduled, ids in zip(plan.scheduled, plan.token_ids, strict=True)])  # fmt: skip
+        else:
             seq_ids, first, num_new, num_samples = list(zip(*plan.scheduled, strict=True))[:4]
             places = np.array([rows.place[seq_id] for seq_id in seq_ids])
             positions = np.array(first)
@@ -137,7 +143,7 @@ class SimulatedRunner:
         value, upto = int(rows.hash[place]), int(rows.upto[place])
         if upto < first:
             value += hash_tokens(start.token_ids[upto:first], upto)
-        value = (value + hash_tokens(ids, first)) % 2**64
+        value = (value + (hash_token(ids[0], first) if len(ids) == 1 else hash_tokens(ids, first))) % 2**64
         end = first + scheduled.num_new_tokens
         rows.hash[place], rows.upto[place] = value, end
         if not scheduled.num_samples:
