@@ -54,7 +54,9 @@ def test_recompute_tax_by_victim() -> None:
 
 
 @pytest.mark.slow
-def test_a_victim_by_cost_pays_less_than_the_last_to_come() -> None:
-    """cost_aware is no worse than lifo in the median: it loses few tokens for the blocks it gets."""
-    taxes = {victim: median(tax(victim, seed)[0] for seed in SEEDS) for victim in ("cost_aware", "lifo", "most_blocks")}
-    assert taxes["cost_aware"] <= taxes["lifo"] < taxes["most_blocks"], taxes
+def test_a_victim_by_cost_loses_less_each_time_than_the_last_to_come() -> None:
+    """Without a cache blocks a token are nearly the same for all, so cost_aware picks the short ones: it loses less each time than lifo,
+    and has a lower tax than the choice by blocks alone."""
+    runs = {victim: [tax(victim, seed) for seed in SEEDS] for victim in ("cost_aware", "lifo", "most_blocks")}
+    assert median(run[1] for run in runs["cost_aware"]) < median(run[1] for run in runs["lifo"]), runs
+    assert median(run[0] for run in runs["cost_aware"]) < median(run[0] for run in runs["most_blocks"]), runs
