@@ -182,11 +182,12 @@ def test_what_loses_its_head_is_not_found_until_it_hangs_again() -> None:
 
 # ------------------------------------------------------------------------------------------- against brute force
 
+SIZES, PICKS = st.sampled_from([1, 2, 3, 4]), st.lists(st.integers(0, 100), max_size=10)
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=8)
 
 
 @settings(deadline=None, max_examples=200)
-@given(PROMPTS, st.lists(st.integers(0, 2), max_size=16), st.sampled_from([1, 2, 3, 4]), st.lists(st.integers(0, 100), max_size=10), st.data())
+@given(PROMPTS, st.lists(st.integers(0, 2), max_size=16), SIZES, PICKS, st.data())
 def test_a_match_is_the_longest_common_prefix_with_any_cached_path(
     prompts: list[list[int]], query: list[int], size: int, removals: list[int], data: st.DataObject
 ) -> None:

@@ -6,7 +6,6 @@ look-up asks for one block after the other; with a tree it walks tokens and hash
 
 from __future__ import annotations
 
-from array import array
 from typing import NamedTuple
 
 from kvlab.cache.pool import BlockPool

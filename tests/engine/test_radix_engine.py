@@ -32,7 +32,7 @@ from kvlab.types import BlockCopy, BlockEvent, Request, UserError
 )
 def test_three_questions_about_one_prompt(runner: Any, prefix_cache: Any, block_size: int, computed: int, copies: int) -> None:
     """A shared prompt of 100 tokens and three questions of 20, one after the other."""
-    questions = [request(f"q{i}", prompt_of(100) + [i] + prompt_of(19, 10 + i), 1) for i in range(3)]
+    questions = [request(f"q{i}", [*prompt_of(100), i, *prompt_of(19, 10 + i)], 1) for i in range(3)]
     engine, log = make_engine(600, block_size, policies(prefix_cache=prefix_cache), runner=runner(97))
     for question in questions:
         serve(engine, [question])
