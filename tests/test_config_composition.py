@@ -45,7 +45,7 @@ def test_the_groups_the_project_promises() -> None:
         "preemption": ["least_computed", "lifo", "priority"],
         "preemption/mode": ["cheaper_of_both", "recompute", "swap"],
         "eviction": ["fifo", "lfu", "lru", "random"],
-        "prefix_cache": ["hash", "none"],
+        "prefix_cache": ["hash", "none", "radix"],
         "block_sizing": ["fixed"],
         "layout": ["contiguous_max", "contiguous_oracle", "contiguous_pow2", "paged", "ring"],
         "compression": ["full", "window"],

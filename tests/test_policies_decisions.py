@@ -17,7 +17,7 @@ from kvlab.policies.kv_dtype import Auto, Bf16, Fp16, Fp32
 from kvlab.policies.layout import ContiguousMax, ContiguousOracle, ContiguousPow2, Paged, Ring
 from kvlab.policies.preemption import LeastComputed, Lifo, Priority
 from kvlab.policies.preemption.mode import CheaperOfBoth, Recompute, Swap
-from kvlab.policies.prefix_cache import Hash, NoCache
+from kvlab.policies.prefix_cache import Hash, NoCache, Radix
 from kvlab.policies.scheduling import Fcfs, Sjf
 from kvlab.policies.scheduling import Priority as PriorityOrder
 from kvlab.types import Now, UserError
@@ -229,9 +229,16 @@ def test_hash_is_chained_salted_and_the_same_in_every_process() -> None:
     assert cache.key(cache.root("salt"), [1, 2, 3]) != first
 
 
-def test_extra_keys_are_kept_apart() -> None:
+def test_a_tree_names_blocks_as_the_hash_chain_does() -> None:
+    """So that events, traces and replays of both can be compared."""
+    assert Radix().root("salt") == Hash().root("salt")
+    assert Radix().key(b"parent", [1, 2, 3]) == Hash().key(b"parent", (1, 2, 3))
+    assert (Radix.token_tree, Hash.token_tree, NoCache.token_tree) == (True, False, False)
+
+
+@pytest.mark.parametrize("cache", [Hash(), Radix()])
+def test_extra_keys_are_kept_apart(cache: Hash | Radix) -> None:
     """Public case 7: ("ab", "c") is not ("a", "bc"), nor is a missing key an empty one."""
-    cache = Hash()
     roots = [cache.root("ab", "c"), cache.root("a", "bc"), cache.root("abc"), cache.root("abc", ""), cache.root("", "abc")]
     assert len(set(roots)) == 5
 

@@ -64,7 +64,7 @@ STEPS_RAW = _rows(
     num_evicted_blocks | int64 | blocks | cached blocks evicted in this step
     swapped_in_blocks | int64 | blocks | moved cpu to gpu in this step
     swapped_out_blocks | int64 | blocks | moved gpu to cpu in this step
-    cow_copies | int64 | blocks | copied before a write because they were shared or published
+    cow_copies | int64 | blocks | copied before a write because they were shared or published (with partial_block_copy: or found in part)
     relocated_blocks | int64 | blocks | copied because a sequence had outgrown its region (a layout with regions)
     recomputed_tokens | int64 | tokens | computed in this step though they had been computed before a preemption
     admission_blocked_by | str | - | why the first in line is out: watermark, blocks, fragmentation (blocks enough, no region), tokens ...; "" if nobody waits
