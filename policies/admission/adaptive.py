@@ -14,8 +14,8 @@ class Adaptive(AdmissionPolicy):
 
     Source: the feedback rule of Chiu and Jain, Computer Networks and ISDN Systems 1989, https://doi.org/10.1016/0169-7552(89)90019-6
         (retreat by a factor, return by a step), on the reserve of vLLM's watermark. Our own composition: no system is known to use it.
-    Parameters: initial: share of the pool kept free at first. minimum, maximum: its bounds, in [0, 1). target: preemptions per admitted
-        group that are put up with. factor: above 1. step: share of the pool, in (0, 1). interval: steps between two decisions.
+    Parameters: initial: share of the pool kept free at first. minimum: and maximum: its bounds, in [0, 1). target: preemptions per
+        admitted group that are put up with. factor: above 1. step: share of the pool, in (0, 1). interval: steps between two decisions.
         full_sequence: test the blocks of the whole known sequence instead of those of its first chunk.
     Deviations: a group that entered before the last rise and gives way after it is not counted: it was let in under another reserve.
     """

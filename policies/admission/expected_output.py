@@ -15,10 +15,10 @@ class ExpectedOutput(AdmissionPolicy):
 
     Source: SGLang's `new_token_ratio` (scheduler, schedule policy, `retract_decode`),
         https://github.com/sgl-project/sglang/blob/v0.5.3/python/sglang/srt/managers/schedule_policy.py
-    Parameters: schedule_conservativeness: the ratio starts at min(1, initial_ratio * this). initial_ratio. min_ratio_factor: it falls to
-        this share of its start, evenly over decay_steps steps. retract_decode_steps: output tokens that a preemption grants each
-        group that goes on, when the ratio becomes (their output + these) / (their max_tokens), at most 1.
-        clip_max_new_tokens: more than this is not reserved for a request, whatever its max_tokens.
+    Parameters: schedule_conservativeness: the ratio starts at min(1, initial_ratio * this). initial_ratio: at least 0.
+        min_ratio_factor: it falls to this share of its start. decay_steps: evenly, in so many steps. retract_decode_steps: output
+        tokens that a preemption grants each group that goes on, when the ratio becomes (their output + these) / (their max_tokens),
+        at most 1. clip_max_new_tokens: more than this is not reserved for a request, whatever its max_tokens.
     Deviations: a preemption by swap counts as one by recompute (SGLang only knows the latter). The ratio falls in steps in which somebody
         decodes, prompts beside them or not. It starts anew when no request is left, as SGLang's does when idle. A fit to the last
         token is a fit. Tokens of prompts still in chunks are counted in full. The exact simulation that SGLang turns to for requests
