@@ -53,8 +53,8 @@ def test_only_the_owner_passes_its_trace(owner: str) -> None:
     assert passed == [owner], "a new policy needs its row in TRACES"
 
 
-# (tokens of "a" cached, tokens that "b" hits, tokens that "c" hits) by setting. B = 4: "a" has a prompt of 10 and 4 out, 13 computed: 3 full
-# blocks, the last of which holds 2 generated tokens. "b" begins with a's first 7 tokens, "c" with all 14.
+# (tokens of "a" cached, tokens that "b" hits, tokens that "c" hits) by setting. B = 4: "a" has a prompt of 10 and 4 out, 13 computed: 3
+# full blocks, the last of which holds 2 generated tokens. "b" begins with the first 7 tokens of "a", "c" with all 14.
 SETTINGS = {
     "hash": (Hash(), (12, 4, 12)),
     "radix": (Radix(), (12, 4, 12)),
