@@ -70,7 +70,7 @@ def test_only_the_owner_passes_its_trace() -> None:
     """Long prompts want large blocks, short ones small ones; the other policy of the seam doesn't care."""
     names = [row.name for row in list_policies("block_sizing")]
     assert names == ["auto", "fixed"], "a new policy needs its trace here"
-    answers = {}
+    answers: dict[str, list[int]] = {}
     for name, policy in {"auto": Auto(), "fixed": Fixed(16)}.items():
         answers[name] = []
         for length in (20, 3000):
