@@ -20,9 +20,10 @@ from equality_support import Case, Factors, Watch, complete, covering_array, kv_
 
 from kvlab.engine import Engine
 from kvlab.policies.admission import Adaptive, ExpectedOutput, FullSequence, PastFuture, Unlimited, Watermark
+from kvlab.policies.base import SchedulingPolicy
 from kvlab.policies.layout import Ring
 from kvlab.policies.preemption.mode import CheaperOfBoth
-from kvlab.policies.registry import by_name
+from kvlab.policies.registry import by_name, list_policies
 from kvlab.types import Request, SamplingParams
 
 SEED = 20
@@ -269,6 +270,9 @@ def test_everybody_but_the_protected_oldest_is_preempted(block_size: int, mode: 
 FIXED = ("contiguous_max", "contiguous_oracle")
 """Layouts whose regions are never outgrown."""
 
+STAYING = tuple(row.name for row in list_policies("scheduling") if row.cls.displaces is SchedulingPolicy.displaces)
+"""Orders of the queue that send no running request away."""
+
 RESERVED: dict[str, tuple[Any, ...]] = {
     "layout": (*FIXED, "paged"),
     "block_size": BLOCK_SIZES,
@@ -276,7 +280,7 @@ RESERVED: dict[str, tuple[Any, ...]] = {
     "batching": PAGED["batching"],
     "budget": PAGED["budget"],
     "admission": tuple(ADMISSION),
-    "scheduling": PAGED["scheduling"],
+    "scheduling": STAYING,
     "kind": tuple(KINDS),
 }
 
