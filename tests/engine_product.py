@@ -68,6 +68,8 @@ def random_cases(seed: int, num_cases: int) -> Iterator[Case]:
     names = {seam: policy_names(seam) for seam in BASE}
     for _ in range(num_cases):
         drawn = {seam: (rng.choice(of_seam),) for seam, of_seam in names.items()}
+        if rng.random() < 0.5:
+            drawn["layout"] = ("paged",)
         if drawn["layout"] != ("paged",):
             drawn["prefix_cache"] = ("none",)
         drawn_cases = list(_product(rng.choice(BLOCK_SIZES), drawn["batching"][0], drawn))
