@@ -7,12 +7,13 @@ differs are closer than four times the measured deviation of the logits. It is p
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_support import Log, policies, serve
+from engine_support import Log, policies, policy_names, serve
 from equality_support import modes, tiny_engine
 from model_support import PagedRun
 
@@ -20,6 +21,7 @@ import kvlab.workload
 from kvlab.engine.runners.torch_runner import TorchRunner
 from kvlab.model import LoadedModel, load_model, smollm2
 from kvlab.model.bundled import bundled_folder
+from kvlab.policies.layout import Ring
 from kvlab.types import Request, SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -61,7 +63,7 @@ def requests_of(prompts: list[list[int]]) -> list[Request]:
 
 
 def outputs_of(log: Log) -> list[list[int]]:
-    return [list(log.records[f"chat-{i}"].outputs[0][0]) for i in range(NUM_PROMPTS)]
+    return [list(log.records[f"chat-{i}"].outputs[0][0]) for i in range(len(log.records))]
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +100,9 @@ def excused(loaded: LoadedModel, reference: Any, prompt: list[int], ours: list[i
 
 
 def compare(loaded: LoadedModel, reference: Any, prompts: list[list[int]], found: list[list[int]], expected: list[list[int]]) -> None:
-    different = [i for i in range(NUM_PROMPTS) if found[i] != expected[i]]
+    different = [i for i in range(len(found)) if found[i] != expected[i]]
     not_excused = [i for i in different if not excused(loaded, reference, prompts[i], found[i], expected[i])]
-    print(f"{len(different)} of {NUM_PROMPTS} prompts differ, {len(different) - len(not_excused)} of them excused")
+    print(f"{len(different)} of {len(found)} prompts differ, {len(different) - len(not_excused)} of them excused")
     assert not not_excused
     assert len(different) <= MOST_EXCUSED
 
@@ -137,3 +139,23 @@ def test_a_pool_far_too_small_changes_no_token(loaded: LoadedModel, reference: A
         assert log.total("swapped_in_blocks") > 0
     if batching == "chunked":
         assert any(entry.num_samples == 0 for plan in log.plans for entry in plan.scheduled)
+
+
+@pytest.mark.parametrize("layout", [name for name in policy_names("layout") if name != "paged"])
+def test_eight_chats_in_regions_have_the_same_tokens(loaded: LoadedModel, reference: Any, prompts: list[list[int]],
+                                                     undisturbed: list[list[int]], layout: str) -> None:  # fmt: skip
+    """In chunks of 96 tokens, in a pool of two regions of the longest: regions that are outgrown move, or others give way."""
+    requests = [replace(request, oracle_output_len=len(tokens)) for request, tokens in zip(requests_of(prompts), undisturbed, strict=True)]
+    longest = max(map(len, prompts[:8])) + NUM_TOKENS
+    blocks = 1 << (-(-longest // 4) - 1).bit_length()
+    chosen = Ring(n_parallel=3) if layout == "ring" else layout
+    engine, log = tiny_engine(2 * blocks, 4, policies(prefix_cache="none", layout=chosen, admission="none"), loaded=loaded,
+                              runner=TorchRunner(loaded), max_model_len=longest, max_num_batched_tokens=96)  # fmt: skip
+    serve(engine, requests[:8], check=False)
+    compare(loaded, reference, prompts, outputs_of(log), undisturbed)
+    reasons = {stats.admission_blocked_by for stats in log.stats}
+    print(f"{layout}: {log.total('num_preemptions')} preemptions, {log.total('relocated_blocks')} blocks moved, "
+          f"{log.total('prefix_cache_hits')} tokens kept, blocked by {sorted(reasons)}")  # fmt: skip
+    assert reasons & {"blocks", "fragmentation", "slots", "preemption"}
+    assert (log.total("relocated_blocks") > 0) == (layout == "contiguous_pow2")
+    assert (log.total("prefix_cache_hits") > 0) == (layout == "ring")  # the template's beginning, in a slot that served another
