@@ -443,10 +443,10 @@ class LayoutPolicy(ABC):
         """The most blocks that `place` could find. What is free beyond it is external fragmentation. Default: all that is free."""
         return len(free)
 
-    def took(self, block_ids: Sequence[int]) -> None:
+    def took(self, block_ids: Sequence[int]) -> None:  # noqa: B027 - optional event
         """These blocks of the gpu tier are in use from now on."""
 
-    def gave(self, block_id: int) -> None:
+    def gave(self, block_id: int) -> None:  # noqa: B027
         """This block is free again."""
 
 

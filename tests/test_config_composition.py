@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_every_yaml_shows_the_command_that_runs_it(path: Path) -> None:
     group, name = path.relative_to(CONF).parent.as_posix(), path.stem
     if group != ".":
         assert re.search(rf"\+?{group}={name}\b", commands[0]), commands[0]
-    words = [w for w in commands[0].split() if not w.startswith("-")]
+    words = [w for w in shlex.split(commands[0]) if not w.startswith("-")]
     check_overrides(words)
 
 

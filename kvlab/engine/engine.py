@@ -141,7 +141,7 @@ class Engine:
         if need > config.num_blocks:
             longest = min(config.num_blocks * config.block_size, config.max_model_len - 1)
             raise RequestTooLong(f"{name} can never fit: {num_prompt} prompt tokens need {need} blocks of {config.block_size}, there are "
-                                 f"{config.num_blocks}. The longest prompt that fits is {longest} tokens; or raise num_blocks.")  # fmt: skip
+                                 f"{config.num_blocks}. The longest that fits is {longest} tokens; or raise num_blocks.")  # fmt: skip
 
     def _check_regions(self, name: str, request: Request) -> None:
         """Its regions must find a place in an empty pool."""

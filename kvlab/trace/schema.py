@@ -67,7 +67,7 @@ STEPS_RAW = _rows(
     cow_copies | int64 | blocks | copied before a write because they were shared or published (with partial_block_copy: or found in part)
     relocated_blocks | int64 | blocks | copied because a sequence had outgrown its region (a layout with regions)
     recomputed_tokens | int64 | tokens | computed in this step though they had been computed before a preemption
-    admission_blocked_by | str | - | why the first in line is out: watermark, blocks, fragmentation (blocks enough, no region), tokens ...; "" if nobody waits
+    admission_blocked_by | str | - | why the first in line is out: watermark, blocks, fragmentation (no region), tokens ...; "" if nobody
     watermark_blocks | int64 | blocks | kept free by admission for running sequences
     shared_blocks_saved | int64 | blocks | references beyond the first to used blocks: what sharing saves now
     schedule_ms | float64 | ms | host time of schedule()

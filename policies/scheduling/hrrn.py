@@ -12,8 +12,8 @@ class Hrrn(SchedulingPolicy):
     """The request whose wait is longest in proportion to the time it will take goes first: short ones soon, long ones in the end.
 
     Source: Brinch Hansen, "An analysis of response ratio scheduling" (IFIP 1971): (wait + service) / service, highest first.
-    Parameters: prompt_tokens_per_s, output_tokens_per_s: speeds by which a request's service time is estimated, in tokens/s of one
-        request. output_tokens: the output expected of every request; null: its max_tokens.
+    Parameters: prompt_tokens_per_s: speed of computing a prompt by which a request's service time is estimated, in tokens/s of one request.
+        output_tokens_per_s: the same of decoding. output_tokens: the output expected of every request; null: its max_tokens.
     Deviations: service times of requests are unknown and so estimated; waits are counted from arrival, also for one that was
         preempted (it stands at the front anyway). SGLang's `hrrn` counts tokens computed meanwhile against uncached prompt tokens.
     """
