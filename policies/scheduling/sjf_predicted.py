@@ -12,8 +12,8 @@ class SjfPredicted(SchedulingPolicy):
 
     Source: Fu et al., "Efficient LLM Scheduling by Learning to Rank" (NeurIPS 2024), https://arxiv.org/abs/2408.15792: predictions
         matter by their order alone, measured by Kendall's tau (0.5 to 0.7 for their predictors).
-    Parameters: tau: rank correlation of prediction and truth, in [-1, 1] (1: the truth, 0: noise, -1: its reverse). mean, cv: of the
-        workload's output lengths (tokens), taken to be lognormal. seed: of the noise.
+    Parameters: tau: rank correlation of prediction and truth, in [-1, 1] (1: the truth, 0: noise, -1: its reverse). mean: of the
+        workload's output lengths (tokens), taken to be lognormal. cv: their standard deviation / mean. seed: of the noise.
     Deviations: no model predicts: the truth is blurred by a Gaussian copula, and tau is met where lengths are lognormal with that mean
         and cv. A request that waits long is not promoted (theirs are, after a threshold).
     """

@@ -14,8 +14,9 @@ class SrptPredicted(SchedulingPolicy):
     """The request with the fewest predicted output tokens left goes first, and sends running ones with more left away.
 
     Source: Shahout et al., "Don't Stop Me Now: Embedding Based Scheduling for LLMs" (TRAIL, 2024), https://arxiv.org/abs/2410.01035
-    Parameters: tau, mean, cv, seed: the predictor, as in sjf_predicted. displaceable_share: a running request is sent away only during
-        this first share of its predicted output, in [0, 1] (their C; 0.8 did best there; 1: at any time, 0: never).
+    Parameters: tau: rank correlation of prediction and truth, in [-1, 1]. mean: of the workload's output lengths (tokens). cv: their
+        standard deviation / mean. seed: of the noise (all as in sjf_predicted). displaceable_share: a running request is sent away only
+        during this first share of its predicted output, in [0, 1] (their C; 0.8 did best there; 1: at any time, 0: never).
     Deviations: the prediction is made once, of the whole output (theirs is refined at every token): a request that outlives it counts
         as about to end. As in srpt_oracle, only output tokens are work, requests are sent away only for want of room and only while
         they decode, and one that did so does it again only after a token of its own.

@@ -17,7 +17,7 @@ class Vtc(SchedulingPolicy):
 
     Source: Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024),
         https://arxiv.org/abs/2401.00588, algorithm 2 and (tenant_weights) its weighted variant.
-    Parameters: input_weight, output_weight: service per prompt token, charged at admission, and per output token, charged as it comes.
+    Parameters: input_weight: service per prompt token, charged at admission. output_weight: per output token, charged as it comes.
         tenant_weights: {tenant: share}; those not named have 1.
     Deviations: a preempted request comes back first and is not charged again (theirs are never preempted); tokens found in the prefix
         cache are charged like others. A tenant whose requests all run or are preempted counts as one that has none waiting.
