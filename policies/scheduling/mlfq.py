@@ -29,7 +29,8 @@ class Mlfq(SchedulingPolicy):
 
     Source: FastServe (Wu et al., 2023), https://arxiv.org/abs/2305.05920, algorithm 1.
     Parameters: num_levels: how many there are. quantum: of the first level, in decode iterations. ratio: of each further level's quantum
-        to that of the one above; the last has no end. prompt_tokens_per_iteration: prompt tokens that take as long as one decode iteration (their profile).
+        to that of the one above; the last has no end. prompt_tokens_per_iteration: prompt tokens that take as long as one decode
+        iteration (their profile).
         starvation_steps: waiting for so many engine steps promotes a request to the first level.
     Deviations: time is counted in iterations, not seconds, so that decisions are the same on every machine; what is computed again
         after a preemption is not charged. Requests are sent away only for want of room, and only while they decode; one that did so
