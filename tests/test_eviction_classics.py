@@ -18,7 +18,8 @@ from kvlab.policies.eviction import Arc, Belady, Clock, Fifo, Gdsf, Lfu, Lirs, L
 from kvlab.policies.eviction._queues import FifoQueue
 from kvlab.policies.eviction._sketch import FrequencySketch
 from kvlab.policies.registry import list_policies
-from kvlab.replay import EngineOptions, Served, replay
+from kvlab.replay import AccessTrace, EngineOptions, Served, replay
+from kvlab.replay.access import replay_access, replay_events
 from kvlab.types import Now, Request, SamplingParams, UserError
 
 CLASSES = {row.name: row.cls for row in list_policies("eviction")}
@@ -132,6 +133,31 @@ def test_the_sketch_counts_to_15_and_halves() -> None:
     for number in range(77):  # the 100th use halves all
         sketch.add(b"%d" % number)
     assert (sketch.count(b"often"), sketch.count(b"thrice")) == (7, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------- lru in one go
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    requests=st.lists(st.lists(st.one_of(st.integers(-3, 9), st.sampled_from(["a", "b\nc", ""])), max_size=5), min_size=1, max_size=40),
+    capacity=st.integers(1, 9),
+)
+def test_lru_in_one_go_decides_as_by_events(requests: list[list[int | str]], capacity: int) -> None:
+    trace = AccessTrace("requests", requests, [0.0] * len(requests))
+    at_once, by_events = replay_access(trace, Lru(), capacity), replay_events(trace, Lru(), capacity)
+    assert [part.tolist() for part in at_once[:2]] == [part.tolist() for part in by_events[:2]]
+    assert at_once[2] == by_events[2]
+
+
+def test_a_changed_lru_is_not_replayed_as_lru() -> None:
+    """A subclass that gives up the most recently used: its own victims."""
+
+    class Contrary(Lru):
+        def victim(self, now: Now) -> int:
+            return next(reversed(self._order))
+
+    assert (evicted(Contrary, "ABCAD", 3), evicted(Lru, "ABCAD", 3)) == ("A", "B")
 
 
 # ------------------------------------------------------------------------------------------------------------- held blocks
