@@ -490,8 +490,8 @@ class FreeView(Protocol):
         """How many are free."""
     def lowest(self, num_blocks: int) -> list[int]:
         """The lowest ids, ascending."""
-    def first_run(self, num_blocks: int) -> int | None:
-        """First id of the lowest run of `num_blocks` consecutive free blocks; None when there is none."""
+    def first_run(self, num_blocks: int, start: int = 0) -> int | None:
+        """First id of the lowest run of `num_blocks` consecutive free blocks from id `start` on; None when there is none."""
     def runs(self) -> list[tuple[int, int]]:
         """(first id, length) of each longest run of consecutive free blocks, ascending."""
     def also(self, block_ids: Sequence[int]) -> FreeView:

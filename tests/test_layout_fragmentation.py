@@ -138,7 +138,7 @@ def test_a_prompt_for_which_no_region_exists_is_refused() -> None:
 def test_a_workload_without_an_oracle_is_refused_by_the_layouts_name() -> None:
     """Nothing is reserved by guessing."""
     engine, _ = make_engine(12, 4, policies(layout="contiguous_oracle", prefix_cache="none"), max_model_len=32)
-    asked = request("a", prompt_of(5), 3)
+    asked = request("a", prompt_of(5), 3, ignore_eos=False)
     asked.oracle_output_len = None
     with pytest.raises(UserError, match="layout contiguous_oracle reserves a request's true output length"):
         engine.add_request(asked)

@@ -63,10 +63,10 @@ class FreeBlocks:
             self._hint = found[0]
         return found
 
-    def first_run(self, num_blocks: int) -> int | None:
-        """First id of the lowest run of `num_blocks` consecutive free blocks; None when there is none."""
-        start = self._is_free.find(b"\x01" * num_blocks, self._hint)
-        return None if start < 0 else start
+    def first_run(self, num_blocks: int, start: int = 0) -> int | None:
+        """First id of the lowest run of `num_blocks` consecutive free blocks from id `start` on; None when there is none."""
+        first = self._is_free.find(b"\x01" * num_blocks, max(start, self._hint))
+        return None if first < 0 else first
 
     def runs(self) -> list[tuple[int, int]]:
         """(first id, length) of each longest run of consecutive free blocks, ascending."""

@@ -28,10 +28,20 @@ class Placement(NamedTuple):
     purged: list[Slot]
 
 
-class Growth(NamedTuple):
-    """How regions would grow: (sequence or None for one set aside, its blocks before, its blocks after), in this order."""
+class Step(NamedTuple):
+    """How a region would grow: `seq` is None for one that is set aside. It gets blocks `added` and gives `removed`."""
 
-    steps: list[tuple[Seq | None, list[int], list[int]]]
+    seq: Seq | None
+    old: list[int]
+    new: list[int]
+    added: list[int]
+    removed: list[int]
+
+
+class Growth(NamedTuple):
+    """How regions would grow, in this order, and which slots are emptied for it."""
+
+    steps: list[Step]
     purged: list[Slot]
 
 
@@ -155,7 +165,7 @@ class Regions:
 
     def find_growth(self, work: Work) -> Growth | None:
         """Places for every region that `work` outgrows, those set aside for forks of its group included. Changes nothing."""
-        kv, steps, purged = self._kv, list[tuple[Seq | None, list[int], list[int]]](), list[Slot]()
+        kv, steps, purged = self._kv, list[Step](), list[Slot]()
         wanted: list[tuple[Seq | None, list[int], int]] = []
         for seq, num_tokens in work:
             assert seq.table is not None
@@ -167,17 +177,31 @@ class Regions:
             wanted += [(None, region, kv.region_blocks(first, most)) for region in spares]
         if not wanted:
             return Growth(steps, purged)
-        free = kv.pool.free.also(())
+        is_last, free = len(wanted) == 1, kv.pool.free
+        if not is_last:
+            free = free.also(())
         for member, old, size in wanted:
             while (new := kv.layout.regrow(old, size, free)) is None:
+                free = free.also(()) if is_last and not purged else free  # the pool's own is not to change
                 if not self._purge(purged, purged, free):
                     return None
-            kv.pool.check_placed(new, size, free.also(old))
-            for block_id in old:
-                free.give(block_id)
-            free.take(new)
-            steps.append((member, old, new))
+            step = self._step(member, old, new, size, free)
+            steps.append(step)
+            if not is_last:
+                free.take(step.added)
+                for block_id in step.removed:
+                    free.give(block_id)
         return Growth(steps, purged)
+
+    def _step(self, seq: Seq | None, old: list[int], new: list[int], size: int, free: FreeBlocks) -> Step:
+        """What changes. IllegalDecision: blocks in use, too few, or not consecutive though the layout says so."""
+        num_old, pool = len(old), self._kv.pool
+        if new[:num_old] == old and not pool.layout.is_contiguous:  # it stays and goes on elsewhere: long tables change by a block
+            pool.check_placed(new[num_old:], size - num_old, free)
+            return Step(seq, old, new, new[num_old:], [])
+        pool.check_placed(new, size, free.also(old))
+        kept, held = set(new), set(old)
+        return Step(seq, old, new, [b for b in new if b not in held], [b for b in reversed(old) if b not in kept])
 
     def grow(self, work: Work) -> bool:
         """See `KVCacheManager.grow`."""
@@ -189,10 +213,9 @@ class Regions:
             kv.cause = work[0][0].group.request_id
         for slot in found.purged:
             kv.pool.drop(slot.empty())
-        for seq, old, new in found.steps:
-            kept, held = set(new), set(old)
-            kv.pool.release([b for b in reversed(old) if b not in kept])
-            kv.pool.take([b for b in new if b not in held])
+        for seq, old, new, added, removed in found.steps:
+            kv.pool.take(added)
+            kv.pool.release(removed)
             if seq is None:
                 old[:] = new
             else:
@@ -203,18 +226,18 @@ class Regions:
         """Give a sequence its larger region; blocks that are filled and lie elsewhere now are copied."""
         kv, table = self._kv, seq.table
         assert table is not None
+        if new[: len(old)] == old:
+            table.block_ids, table.capacity = new, len(new) * kv.block_size
+            return
         # A block whose own copy is still to be done has its content in the copy's source, which is intact until copies run.
         origin = {destination: source for seq_id, source, destination in kv.pending_copies if seq_id == seq.seq_id}
         filled = kv.num_blocks_for(seq.num_computed)
         moved = [(origin.get(a, a), b) for a, b in zip(old[:filled], new, strict=False) if a in origin or a != b]
         kv.pending_copies = [copy for copy in kv.pending_copies if copy[0] != seq.seq_id]
         kv.pending_copies += [(seq.seq_id, a, b) for a, b in moved if a != b]
-        if new[: len(old)] != old:
-            table.num_sent = -1
-            self.relocated.add(seq.seq_id)
-            kv.tell("copy", kv.pool, [b for a, b in moved if a != b])
-        table.block_ids = new
-        table.capacity = len(new) * kv.block_size
+        kv.tell("copy", kv.pool, [b for a, b in moved if a != b])
+        self.relocated.add(seq.seq_id)
+        table.block_ids, table.capacity, table.num_sent = new, len(new) * kv.block_size, -1
 
     # ---------------------------------------------------------- forks, letting go
 

@@ -133,10 +133,10 @@ class Free:
         """The lowest ids."""
         return list(self.block_ids[:num_blocks])
 
-    def first_run(self, num_blocks: int) -> int | None:
+    def first_run(self, num_blocks: int, start: int = 0) -> int | None:
         """First id of the lowest run."""
         ids = set(self.block_ids)
-        runs = (first for first in self.block_ids if all(first + i in ids for i in range(num_blocks)))
+        runs = (first for first in self.block_ids if first >= start and all(first + i in ids for i in range(num_blocks)))
         return next(runs, None)
 
     def runs(self) -> list[tuple[int, int]]:

@@ -52,17 +52,11 @@ class Ring(SlotLayout):
         head = self._head
         if head > free.num_blocks - len(free) + 2 * num_blocks:
             head = 0  # more room before the head than there is in use: begin again, in the hope to fill it
-        runs, placed, size = free.runs(), list[int](), num_blocks
-        while len(placed) < num_blocks:
-            size = min(size, num_blocks - len(placed))
-            first = _run_from(head, size, runs)
-            if first is None:
-                size //= 2
-                continue
-            placed += range(first, first + size)
-            runs = _without(first, size, runs)
-            head = first + size
-        return placed
+        whole = free.first_run(num_blocks, head)
+        whole = free.first_run(num_blocks) if whole is None else whole
+        if whole is not None:
+            return list(range(whole, whole + num_blocks))
+        return _in_parts(num_blocks, head, free)
 
     def regrow(self, region: Sequence[int], num_blocks: int, free: FreeView) -> list[int] | None:
         """What it has stays; further cells from the head on."""
@@ -86,6 +80,21 @@ class Ring(SlotLayout):
         if similar and self.slot_prompt_similarity:
             return max(similar, key=lambda slot: (slot.num_shared_tokens, -slot.slot_id)).slot_id
         return min(slots, key=lambda slot: (slot.released, slot.slot_id)).slot_id
+
+
+def _in_parts(num_blocks: int, head: int, free: FreeView) -> list[int]:
+    """Half of it from the head on, and so on, where there is no run for the whole; what was too long once is not tried again."""
+    runs, placed, size = free.runs(), list[int](), num_blocks // 2
+    while len(placed) < num_blocks:
+        size = min(size, num_blocks - len(placed))
+        first = _run_from(head, size, runs)
+        if first is None:
+            size //= 2
+            continue
+        placed += range(first, first + size)
+        runs = _without(first, size, runs)
+        head = first + size
+    return placed
 
 
 def _run_from(head: int, size: int, runs: list[tuple[int, int]]) -> int | None:
