@@ -139,7 +139,7 @@ def test_hrrn() -> None:
 
 def test_edf() -> None:
     """Goals of 500 and 50 ms, 2 ms a prompt token; priority 7 has goals of its own, priority 8 one of them."""
-    policy = Edf(500, 50, 2, {7: {"ttft_ms": 100, "tpot_ms": 10}, 8: {"tpot_ms": 1}})
+    policy = Edf(500, 50, 2, {7: {"ttft_ms": 100, "tpot_ms": 10}, "8": {"tpot_ms": 1}})
     due = [policy.key(each, at(0))[0] for each in (
         group(0, 100, arrival_s=3.0),  # 3 + 0.5 + 0.2
         group(1, 100, arrival_s=3.0, num_output_tokens=4),  # and 4 * 0.05

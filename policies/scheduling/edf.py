@@ -27,7 +27,7 @@ class Edf(SchedulingPolicy):
         ttft_ms: float = 1000.0,
         tpot_ms: float = 100.0,
         ttft_ms_per_prompt_token: float = 0.0,
-        by_priority: Mapping[int, Mapping[str, float]] | None = None,
+        by_priority: Mapping[int | str, Mapping[str, float]] | None = None,
     ) -> None:
         for name, value in (("ttft_ms", ttft_ms), ("tpot_ms", tpot_ms), ("ttft_ms_per_prompt_token", ttft_ms_per_prompt_token)):
             require(_is_goal(value), self, name, value, "milliseconds, at least 0")
@@ -37,10 +37,11 @@ class Edf(SchedulingPolicy):
         self.tpot_ms = tpot_ms
         self.ttft_ms_per_prompt_token = ttft_ms_per_prompt_token
         self.by_priority = by_priority
+        self._goals = {int(priority): goals for priority, goals in (by_priority or {}).items()}
 
     def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
         """When the next token is due (s), then arrival (s)."""
-        own = (self.by_priority or {}).get(group.priority, {})
+        own = self._goals.get(group.priority, {})
         due_ms = own.get("ttft_ms", self.ttft_ms) + self.ttft_ms_per_prompt_token * group.num_prompt_tokens
         due_ms += own.get("tpot_ms", self.tpot_ms) * group.num_output_tokens
         return (group.arrival_s + due_ms / 1000, group.arrival_s)
@@ -55,5 +56,13 @@ def _are_goals(classes: object) -> bool:
         return True
     if not isinstance(classes, Mapping):
         return False
-    return all(isinstance(priority, int) and isinstance(goals, Mapping) and set(goals) <= {"ttft_ms", "tpot_ms"}
+    return all(_is_whole(priority) and isinstance(goals, Mapping) and set(goals) <= {"ttft_ms", "tpot_ms"}
                and all(_is_goal(value) for value in goals.values()) for priority, goals in classes.items())  # fmt: skip
+
+
+def _is_whole(priority: object) -> bool:
+    """Keys of a configuration come as text."""
+    try:
+        return int(str(priority)) == priority or str(int(str(priority))) == priority
+    except ValueError:
+        return False
