@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_support import Forcer, make_engine, policies, prompt_of, reference_outputs, request, run_to_end, serve
 
-from kvlab.types import UserError
+from kvlab.policies.base import FreeView, LayoutPolicy
+from kvlab.types import IllegalDecision, UserError
 
 WASTE = {
     # used blocks, slots without a token, blocks without a token; of 2000 tokens in the pool
@@ -160,3 +161,48 @@ def test_an_oracle_that_errs_costs_a_move_and_no_token() -> None:
     assert log.plans[7].tables == {0: (8,)}  # the block behind it is free: it stays
     assert log.total("cow_copies") == 0
     assert log.outputs == reference_outputs(asked)
+
+
+class Thirds(LayoutPolicy):
+    """Regions begin at multiples of three."""
+
+    shares_blocks = False
+    is_contiguous = True
+
+    def place(self, num_blocks: int, free: FreeView) -> list[int] | None:
+        firsts = (first for first in range(0, free.num_blocks, 3) if free.first_run(num_blocks, first) == first)
+        first = next(firsts, None)
+        return None if first is None else list(range(first, first + num_blocks))
+
+    def largest_region(self, free: FreeView) -> int:
+        return max((n for n in range(len(free) + 1) if self.place(n, free) is not None), default=0)
+
+
+class Refuses(LayoutPolicy):
+    """Shares blocks, and finds no place for the second of them."""
+
+    def place(self, num_blocks: int, free: FreeView) -> list[int] | None:
+        return free.lowest(num_blocks) if 0 in free.lowest(1) else None
+
+
+def test_a_layout_of_ones_own_may_find_no_place() -> None:
+    """9 blocks, regions at 0, 3 and 6: of four prompts of one block three run, with six blocks free. A refusal leaves no event behind."""
+    engine, log = make_engine(9, 4, policies(layout=Thirds(), prefix_cache="none", admission="none"), max_model_len=16)
+    asked = [request(name, prompt_of(3, i), 4) for i, name in enumerate("abcd")]
+    for each in asked:
+        engine.add_request(each)
+    engine.step()
+    assert [entry.request_id for entry in log.plans[0].admitted] == ["a", "b", "c"]
+    assert [(entry.request_id, entry.by) for entry in log.plans[0].blocked] == [("d", "fragmentation")]
+    assert [event.request_id for event in log.events] == ["a", "b", "c"]
+    run_to_end(engine, 40)
+    assert log.outputs == reference_outputs(asked)
+
+
+def test_a_layout_that_shares_blocks_may_not() -> None:
+    """Evicting for it can't be undone: it must place wherever there are enough."""
+    engine, _ = make_engine(9, 4, policies(layout=Refuses()))
+    for name in "ab":
+        engine.add_request(request(name, prompt_of(3), 4))
+    with pytest.raises(IllegalDecision, match="Refuses.*no place for 1 of 8 free blocks"):
+        engine.step()
