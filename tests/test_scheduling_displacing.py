@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from engine_support import VOCAB, Log, make_engine, policies, policy_names, prompt_of, reference_outputs, request, run_to_end, step_bound
+from equality_support import recording
 
 from kvlab.engine.cost import Constant
 from kvlab.engine.driver import drive
@@ -155,3 +156,23 @@ def test_two_long_prompts_that_fit_one_at_a_time(victim: str, mode: str) -> None
     assert displaced(log) == [(8, "long", mode)]
     assert steps <= 60
     assert log.outputs == reference_outputs(requests)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("scheduling", policy_names("scheduling"))
+def test_a_replay_of_the_recorded_steps_makes_the_same_plans(scheduling: str, mode: str) -> None:
+    """The same objects, reset, over recorded outcomes: what a policy remembers comes from events, and nothing is left of the first run."""
+    chosen = policies(scheduling=by_name("scheduling", scheduling, **DISPLACING.get(scheduling, {})), mode=mode)
+    requests = crowd(Random("replay"))
+    runner: Any = PagedFakeRunner(VOCAB)
+    plans = []
+    for _ in range(2):
+        engine, log = make_engine(12, 4, chosen, runner=runner, num_cpu_blocks=60, max_num_seqs=5, max_num_batched_tokens=8)
+        for each in requests:
+            engine.add_request(each)
+            engine.step()
+        run_to_end(engine, step_bound(requests))
+        plans.append(log.plans)
+        runner = recording(log)
+    assert plans[0] == plans[1]
+    assert scheduling not in DISPLACING or displaced(log)
