@@ -305,8 +305,8 @@ class KeyEviction(EvictionPolicy):
 
     def reset(self) -> None:
         """As new."""
-        self._heap: list[tuple[tuple[float, ...], int]] = []  # (key, block id); some are stale
-        self._live: dict[int, tuple[tuple[float, ...], int]] = {}  # candidate's block id -> its entry in the heap
+        self._heap: list[tuple[float, ...]] = []  # keys with the block id behind; some are stale
+        self._live: dict[int, tuple[float, ...]] = {}  # candidate's block id -> its entry in the heap
 
     @abstractmethod
     def key(self, block: BlockView) -> tuple[float, ...]:
@@ -318,8 +318,7 @@ class KeyEviction(EvictionPolicy):
 
     def _rank(self, block_id: int, key: tuple[float, ...]) -> None:
         """A candidate from now on, or one whose key has changed."""
-        entry = (key, block_id)
-        self._live[block_id] = entry
+        self._live[block_id] = entry = (*key, block_id)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._live) + 32:  # stale entries would pile up in a pool that seldom evicts
             self._heap = list(self._live.values())
@@ -340,9 +339,9 @@ class KeyEviction(EvictionPolicy):
     def victim(self, now: Now) -> int:
         """The candidate with the smallest key; stale entries are dropped on the way."""
         heap, live = self._heap, self._live
-        while live.get(heap[0][1]) is not heap[0]:
+        while live.get(block_id := int(heap[0][-1])) is not heap[0]:
             heapq.heappop(heap)
-        return heap[0][1]
+        return block_id
 
 
 # -------------------------------------------------------------- prefix cache

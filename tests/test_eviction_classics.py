@@ -125,14 +125,15 @@ def test_gdsf_ages_where_lfu_does_not() -> None:
 
 def test_the_sketch_counts_to_15_and_halves() -> None:
     sketch = FrequencySketch(capacity=64, sample=100)
+    often, thrice, never = (sketch.places(content) for content in (b"often", b"thrice", b"never"))
     for _ in range(20):
-        sketch.add(b"often")
+        sketch.add(often)
     for _ in range(3):
-        sketch.add(b"thrice")
-    assert (sketch.count(b"often"), sketch.count(b"thrice"), sketch.count(b"never")) == (15, 3, 0)
+        sketch.add(thrice)
+    assert (sketch.count(often), sketch.count(thrice), sketch.count(never)) == (15, 3, 0)
     for number in range(77):  # the 100th use halves all
-        sketch.add(b"%d" % number)
-    assert (sketch.count(b"often"), sketch.count(b"thrice")) == (7, 1)
+        sketch.add(sketch.places(b"%d" % number))
+    assert (sketch.count(often), sketch.count(thrice)) == (7, 1)
 
 
 # ---------------------------------------------------------------------------------------------------------- lru in one go

@@ -90,8 +90,7 @@ class Belady(KeyEviction):
             upcoming[content] = position
             block_id = self._block_id.get(content, -1)
             if block_id in self._live:
-                (_, used_tick), _ = self._live[block_id]
-                self._rank(block_id, (-position, used_tick))
+                self._rank(block_id, (-position, self._live[block_id][1]))
         self._request = now.step
 
     def victim(self, now: Now) -> int:

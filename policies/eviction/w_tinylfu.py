@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from kvlab.policies.base import EvictionPolicy, require
 from kvlab.policies.eviction._queues import SegmentedLru
-from kvlab.policies.eviction._sketch import FrequencySketch
+from kvlab.policies.eviction._sketch import FrequencySketch, Places
 from kvlab.types import BlockView, Now
 
 
@@ -42,18 +42,18 @@ class WTinyLfu(EvictionPolicy):
         self._window: OrderedDict[int, None] = OrderedDict()  # candidates, least recently used first
         self._num_window = 0  # with those held
         self._sketch = FrequencySketch(num_blocks, int(self.sample * num_blocks))
-        self._content: dict[int, bytes] = {}
+        self._places: dict[int, Places] = {}  # of a block's content in the sketch
 
     def insert(self, block: BlockView, now: Now) -> None:
         """Into the window; what falls out of it moves to the main part (it has won, or there was room)."""
-        self._sketch.add(block.content)
-        self._content[block.block_id] = block.content
+        self._places[block.block_id] = places = self._sketch.places(block.content)
+        self._sketch.add(places)
         self._num_window += 1
         self._overflow()
 
     def hit(self, block: BlockView, now: Now) -> None:
         """Counted."""
-        self._sketch.add(block.content)
+        self._sketch.add(self._places[block.block_id])
         if block.block_id in self._main:
             self._main.hit(block.block_id)
         else:
@@ -77,13 +77,13 @@ class WTinyLfu(EvictionPolicy):
         oldest, victim = next(iter(self._window), -1), self._main.victim()
         if oldest < 0 or (victim >= 0 and self._num_window < self._window_capacity):
             return victim
-        if victim < 0 or self._sketch.count(self._content[oldest]) <= self._sketch.count(self._content[victim]):
+        if victim < 0 or self._sketch.count(self._places[oldest]) <= self._sketch.count(self._places[victim]):
             return oldest
         return victim
 
     def evict(self, block: BlockView, now: Now) -> None:
         """Gone; the sketch still counts it."""
-        del self._content[block.block_id]
+        del self._places[block.block_id]
         if block.block_id in self._main:
             self._main.remove(block.block_id)
         else:
