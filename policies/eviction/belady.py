@@ -28,7 +28,9 @@ class Belady(KeyEviction):
         self._next: list[int] = []  # by position: the next one of the same content
         self._first: list[int] = []  # by request: its first position; at last the number of accesses
         self._upcoming: dict[bytes, int] = {}  # content -> its first position not yet passed
+        self._never = 0  # behind the last position
         self._request = 0
+        self._end = 0  # of the request, by position
         self._block_id: dict[bytes, int] = {}  # of contents in the cache
 
     def foresee(self, accesses: Iterable[Sequence[bytes]]) -> None:
@@ -36,13 +38,14 @@ class Belady(KeyEviction):
         for request in accesses:
             self._first.append(len(self._contents))
             self._contents += request
-        never = len(self._contents)
+        never = self._never = len(self._contents)
         self._first.append(never)
         self._next = [never] * never
         for position in range(never - 1, -1, -1):
             content = self._contents[position]
             self._next[position] = self._upcoming.get(content, never)
             self._upcoming[content] = position
+        self._end = self._start_of(1)
 
     def bind(self, num_blocks: int) -> None:
         """UserError without a future."""
@@ -54,7 +57,7 @@ class Belady(KeyEviction):
 
     def key(self, block: BlockView) -> tuple[float, ...]:
         """(next position, farthest first, tick of its last use)."""
-        return (-self._upcoming.get(block.content, len(self._contents)), block.used_tick)
+        return (-self._upcoming.get(block.content, self._never), block.used_tick)
 
     def insert(self, block: BlockView, now: Now) -> None:
         """An access."""
@@ -70,8 +73,8 @@ class Belady(KeyEviction):
         """The access that was foreseen in this request is over."""
         if now.step != self._request:
             self._begin(now)
-        position = self._upcoming.get(block.content)
-        if position is not None and position < self._start_of(now.step + 1):
+        position = self._upcoming.get(block.content, self._never)
+        if position < self._end:
             self._upcoming[block.content] = self._next[position]
 
     def _start_of(self, request: int) -> int:
@@ -92,6 +95,7 @@ class Belady(KeyEviction):
             if block_id in self._live:
                 self._rank(block_id, (-position, self._live[block_id][1]))
         self._request = now.step
+        self._end = self._start_of(now.step + 1)
 
     def victim(self, now: Now) -> int:
         """The candidate with the farthest next use."""
