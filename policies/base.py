@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, TypeGuard
 
 from kvlab.types import BlockView, GroupView, MissingOracle, Now, PoolView, QueuesView, RequestShape, UserError
 
@@ -21,6 +21,11 @@ def require(ok: bool, policy: object, name: str, value: object, allowed: str) ->
     """Check a constructor's parameter; a UserError names the policy, the parameter and what is allowed."""
     if not ok:
         raise UserError(f"{type(policy).__name__}.{name} = {value!r} is not allowed: {allowed}.")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """A finite number that is no truth value and small enough to reckon with (a constructor's parameter)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e18 <= value <= 1e18
 
 
 def true_output_len(policy: object, group: GroupView) -> int:

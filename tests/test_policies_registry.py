@@ -104,6 +104,33 @@ def test_a_wrong_value_is_refused(seam: str, name: str, parameters: dict[str, ob
         by_name(seam, name, **parameters)
 
 
+@pytest.mark.parametrize("wrong", [True, False, float("nan"), float("inf"), -float("inf"), "1", [1], {"a": 1}, pytest.param(10**400, id="huge")])
+def test_no_number_of_any_policy_may_be_anything_else(wrong: object) -> None:
+    """A truth value is no number, and neither is one that float arithmetic can't hold; integers (a seed) may be as large as they like."""
+    tried = 0
+    for row in list_policies():
+        for name, default in row.parameters.items():
+            if isinstance(default, bool) or (not isinstance(default, int if wrong != 10**400 else float) and not isinstance(default, float)):
+                continue
+            tried += 1
+            with pytest.raises(UserError, match=rf"{row.cls.__name__}\.{name} = "):
+                by_name(row.seam, row.name, **{name: wrong})
+    assert tried > 25
+
+
+@pytest.mark.parametrize("wrong", [0, 65_537, 10**12])
+def test_a_ring_has_a_number_of_slots_that_can_be_made(wrong: int) -> None:
+    with pytest.raises(UserError, match=rf"Ring\.n_parallel = {wrong} is not allowed: an integer from 1 to 65536"):
+        by_name("layout", "ring", n_parallel=wrong)
+
+
+@pytest.mark.parametrize("cv", [1e-200, 1e200])
+def test_a_predictor_refuses_a_spread_it_cannot_reckon_with(cv: float) -> None:
+    for name in ("sjf_predicted", "srpt_predicted"):
+        with pytest.raises(UserError, match=r"cv = 1e.200 is not allowed"):
+            by_name("scheduling", name, cv=cv)
+
+
 def test_a_class_knows_its_seam() -> None:
     assert seam_of(Lifo) == "preemption"
     assert seam_of(Recompute) == "preemption/mode"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import AdmissionPolicy, EntryView, require
+from kvlab.policies.base import AdmissionPolicy, EntryView, is_number, require
 from kvlab.types import GroupView, Now, PoolView
 
 
@@ -23,12 +23,12 @@ class Adaptive(AdmissionPolicy):
     def __init__(self, initial: float = 0.01, minimum: float = 0.0, maximum: float = 0.5, target: float = 0.05, factor: float = 2.0,
                  step: float = 0.01, interval: int = 50, full_sequence: bool = False) -> None:  # fmt: skip
         for name, share in (("minimum", minimum), ("maximum", maximum)):
-            require(_is_number(share) and 0 <= share < 1, self, name, share, "in [0, 1)")
+            require(is_number(share) and 0 <= share < 1, self, name, share, "in [0, 1)")
         require(minimum <= maximum, self, "minimum", minimum, f"at most maximum = {maximum}")
-        require(_is_number(initial) and minimum <= initial <= maximum, self, "initial", initial, f"in [{minimum}, {maximum}]")
-        require(_is_number(target) and target >= 0, self, "target", target, "a number of at least 0")
-        require(_is_number(factor) and factor > 1, self, "factor", factor, "a number above 1")
-        require(_is_number(step) and 0 < step < 1, self, "step", step, "in (0, 1)")
+        require(is_number(initial) and minimum <= initial <= maximum, self, "initial", initial, f"in [{minimum}, {maximum}]")
+        require(is_number(target) and target >= 0, self, "target", target, "a number of at least 0")
+        require(is_number(factor) and factor > 1, self, "factor", factor, "a number above 1")
+        require(is_number(step) and 0 < step < 1, self, "step", step, "in (0, 1)")
         is_integer = isinstance(interval, int) and not isinstance(interval, bool)
         require(is_integer and interval >= 1, self, "interval", interval, "a positive integer (steps)")
         require(isinstance(full_sequence, bool), self, "full_sequence", full_sequence, "true or false")
@@ -82,7 +82,3 @@ class Adaptive(AdmissionPolicy):
                 self.fraction = max(self.minimum, self.fraction - self.step)
             self._num_entered = self._num_preempted = 0
             self._until += self.interval
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvlab.policies.admission._footprint import blocks_to_come
-from kvlab.policies.base import AdmissionPolicy, EntryView, require
+from kvlab.policies.base import AdmissionPolicy, EntryView, is_number, require
 from kvlab.types import GroupView, Now, PoolView, QueuesView
 
 
@@ -28,8 +28,8 @@ class ExpectedOutput(AdmissionPolicy):
     def __init__(self, schedule_conservativeness: float = 1.0, initial_ratio: float = 0.7, min_ratio_factor: float = 0.14,
                  decay_steps: int = 600, retract_decode_steps: int = 20, clip_max_new_tokens: int = 4096) -> None:  # fmt: skip
         for name, value in (("schedule_conservativeness", schedule_conservativeness), ("initial_ratio", initial_ratio)):
-            require(_is_number(value) and value >= 0, self, name, value, "a number of at least 0")
-        require(_is_number(min_ratio_factor) and 0 <= min_ratio_factor <= 1, self, "min_ratio_factor", min_ratio_factor, "in [0, 1]")
+            require(is_number(value) and value >= 0, self, name, value, "a number of at least 0")
+        require(is_number(min_ratio_factor) and 0 <= min_ratio_factor <= 1, self, "min_ratio_factor", min_ratio_factor, "in [0, 1]")
         for name, number, least in (("decay_steps", decay_steps, 1), ("retract_decode_steps", retract_decode_steps, 0),
                                     ("clip_max_new_tokens", clip_max_new_tokens, 1)):  # fmt: skip
             is_integer = isinstance(number, int) and not isinstance(number, bool)
@@ -103,7 +103,3 @@ class ExpectedOutput(AdmissionPolicy):
     def _to_come(self, group: GroupView) -> int:
         """Output tokens that a sequence of the group may still produce, as far as they are reserved at all."""
         return min(max(0, group.max_tokens - group.num_output_tokens), self.clip_max_new_tokens)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import AdmissionPolicy, EntryView, require
+from kvlab.policies.base import AdmissionPolicy, EntryView, is_number, require
 from kvlab.types import Now, PoolView
 
 
@@ -17,8 +17,7 @@ class Watermark(AdmissionPolicy):
     """
 
     def __init__(self, fraction: float = 0.01, full_sequence: bool = False) -> None:
-        is_number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
-        require(is_number and 0 <= fraction < 1, self, "fraction", fraction, "in [0, 1); 0 keeps no reserve")
+        require(is_number(fraction) and 0 <= fraction < 1, self, "fraction", fraction, "in [0, 1); 0 keeps no reserve")
         require(isinstance(full_sequence, bool), self, "full_sequence", full_sequence, "true or false")
         self.fraction = fraction
         self.full_sequence = full_sequence

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from kvlab.policies.base import RUNNING, SWAPPED, WAITING, BatchingPolicy, require
+from kvlab.policies.base import RUNNING, SWAPPED, WAITING, BatchingPolicy, is_number, require
 from kvlab.types import GroupView, Now, QueuesView
 
 
@@ -25,8 +24,7 @@ class WaitingServed(BatchingPolicy):
 
     def __init__(self, waiting_served_ratio: float = 0.3, max_waiting_tokens: int = 20) -> None:
         ratio, tokens = waiting_served_ratio, max_waiting_tokens
-        is_number = isinstance(ratio, (int, float)) and not isinstance(ratio, bool)
-        require(is_number and 0 <= ratio < math.inf, self, "waiting_served_ratio", ratio, "a number, at least 0")
+        require(is_number(ratio) and ratio >= 0, self, "waiting_served_ratio", ratio, "a number, at least 0")
         is_whole = isinstance(tokens, int) and not isinstance(tokens, bool)
         require(is_whole and tokens >= 0, self, "max_waiting_tokens", tokens, "a whole number, at least 0")
         self.waiting_served_ratio = waiting_served_ratio

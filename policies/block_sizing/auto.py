@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kvlab.policies.base import BlockSizingPolicy, require
+from kvlab.policies.base import BlockSizingPolicy, is_number, require
 from kvlab.types import RequestShape
 
 CANDIDATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -46,8 +46,8 @@ class Auto(BlockSizingPolicy):
                  fallback: int = 16) -> None:  # fmt: skip
         good = isinstance(candidates, Sequence) and len(candidates) > 0 and all(_is_size(size) for size in candidates)
         require(good, self, "candidates", candidates, "a list of positive integers (tokens per block)")
-        is_number = isinstance(block_overhead, (int, float)) and not isinstance(block_overhead, bool)
-        require(is_number and block_overhead >= 0, self, "block_overhead", block_overhead, "a number of at least 0 (tokens)")
+        is_right = is_number(block_overhead) and block_overhead >= 0
+        require(is_right, self, "block_overhead", block_overhead, "a number of at least 0 (tokens)")
         require(_is_size(fallback), self, "fallback", fallback, "a positive integer (tokens per block)")
         if measured is not None:
             has_all = isinstance(measured, Mapping) and all(_time_of(measured, size) > 0 for size in candidates)
@@ -119,7 +119,7 @@ def _empty_slots(length: int, size: int) -> int:
 def _time_of(measured: Mapping[int, float], size: int) -> float:
     """Its time; 0 where it is missing or no number. Keys may be texts, as in a configuration."""
     value = measured.get(size, measured.get(str(size)))  # type: ignore[call-overload]
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    return float(value) if is_number(value) else 0.0
 
 
 def _is_size(value: object) -> bool:

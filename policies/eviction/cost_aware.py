@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import KeyEviction, require
+from kvlab.policies.base import KeyEviction, is_number, require
 from kvlab.policies.eviction._flops import block_flops
 from kvlab.types import BlockView
 
@@ -37,4 +37,4 @@ class CostAware(KeyEviction):
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+    return is_number(value) and value > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from kvlab.policies.base import EvictionPolicy, require
+from kvlab.policies.base import EvictionPolicy, is_number, require
 from kvlab.types import BlockView, Now
 
 GONE = -1
@@ -24,8 +24,8 @@ class Lirs(EvictionPolicy):
     """
 
     def __init__(self, hir: float = 0.01, ghosts: float = 2.0) -> None:
-        require(isinstance(hir, (int, float)) and 0 < hir < 1, self, "hir", hir, "a share in (0, 1)")
-        require(isinstance(ghosts, (int, float)) and 0 <= ghosts < 1e9, self, "ghosts", ghosts, "a number of at least 0")
+        require(is_number(hir) and 0 < hir < 1, self, "hir", hir, "a share in (0, 1)")
+        require(is_number(ghosts) and 0 <= ghosts < 1e9, self, "ghosts", ghosts, "a number of at least 0")
         self.hir = hir
         self.ghosts = ghosts
         self.reset()

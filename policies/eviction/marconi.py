@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import EvictionPolicy, require
+from kvlab.policies.base import EvictionPolicy, is_number, require
 from kvlab.policies.eviction._flops import block_flops
 from kvlab.policies.eviction._heap import KeyHeap
 from kvlab.types import BlockView, Now
@@ -30,8 +30,8 @@ class Marconi(EvictionPolicy):
 
     def __init__(self, alpha: float = 1.0, num_params: float = 8.03e9, num_layers: int = 32, hidden_size: int = 4096) -> None:
         for name, value in (("num_params", num_params), ("num_layers", num_layers), ("hidden_size", hidden_size)):
-            require(_is_number(value) and value > 0, self, name, value, "a number above 0")
-        require(_is_number(alpha) and alpha >= 0, self, "alpha", alpha, "a number of at least 0")
+            require(is_number(value) and value > 0, self, name, value, "a number above 0")
+        require(is_number(alpha) and alpha >= 0, self, "alpha", alpha, "a number of at least 0")
         self.alpha = alpha
         self.num_params = num_params
         self.num_layers = num_layers
@@ -81,7 +81,3 @@ class Marconi(EvictionPolicy):
         if abs(weight - self._ticks_per_flop) > tolerance:
             self._ticks_per_flop = weight
             self._heap = KeyHeap.of([((tick + weight * flops, tick, flops), block_id) for (_, tick, flops), block_id in entries])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import EvictionPolicy, require
+from kvlab.policies.base import EvictionPolicy, is_number, require
 from kvlab.policies.eviction._heap import KeyHeap
 from kvlab.policies.eviction._wrapping import Wrapping
 from kvlab.types import BlockView, Now
@@ -29,7 +29,7 @@ class Pinned(Wrapping):
         require(mode in ("hard", "soft"), self, "mode", mode, '"hard" (never evicted) or "soft" (evicted last)')
         require(type(depth_tokens) is int and depth_tokens >= 1, self, "depth_tokens", depth_tokens, "an integer of at least 1 (tokens)")
         require(type(min_hits) is int and min_hits >= 0, self, "min_hits", min_hits, "an integer of at least 0")
-        is_share = isinstance(max_fraction, (int, float)) and 0 < max_fraction < 1
+        is_share = is_number(max_fraction) and 0 < max_fraction < 1
         require(is_share, self, "max_fraction", max_fraction, "a number in (0, 1)")
         around = self._inner
         while isinstance(around, Wrapping):

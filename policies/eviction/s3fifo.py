@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import EvictionPolicy, require
+from kvlab.policies.base import EvictionPolicy, is_number, require
 from kvlab.policies.eviction._queues import FifoQueue, Ghosts
 from kvlab.types import BlockView, Now
 
@@ -23,8 +23,8 @@ class S3Fifo(EvictionPolicy):
     """
 
     def __init__(self, small: float = 0.1, ghost: float = 0.9, promote_at: int = 2) -> None:
-        require(isinstance(small, (int, float)) and 0 < small < 1, self, "small", small, "a share in (0, 1)")
-        require(isinstance(ghost, (int, float)) and 0 <= ghost < 1e9, self, "ghost", ghost, "a number of at least 0")
+        require(is_number(small) and 0 < small < 1, self, "small", small, "a share in (0, 1)")
+        require(is_number(ghost) and 0 <= ghost < 1e9, self, "ghost", ghost, "a number of at least 0")
         require(type(promote_at) is int and 1 <= promote_at <= MAX_COUNT, self, "promote_at", promote_at, "1, 2 or 3 hits")
         self.small = small
         self.ghost = ghost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import EvictionPolicy, require
+from kvlab.policies.base import EvictionPolicy, is_number, require
 from kvlab.policies.eviction._queues import SegmentedLru
 from kvlab.types import BlockView, Now
 
@@ -18,7 +18,7 @@ class Slru(EvictionPolicy):
     """
 
     def __init__(self, protected: float = 0.8) -> None:
-        require(isinstance(protected, (int, float)) and 0 < protected < 1, self, "protected", protected, "a share in (0, 1)")
+        require(is_number(protected) and 0 < protected < 1, self, "protected", protected, "a share in (0, 1)")
         self.protected = protected
         self.reset()
 

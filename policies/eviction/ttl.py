@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import EvictionPolicy, require
+from kvlab.policies.base import EvictionPolicy, is_number, require
 from kvlab.policies.eviction._heap import KeyHeap
 from kvlab.types import BlockView, Now
 
@@ -23,8 +23,8 @@ class Ttl(EvictionPolicy):
     """
 
     def __init__(self, ttl_s: float = 60.0, new_ttl_s: float = 0.0) -> None:
-        require(_is_time(ttl_s) and ttl_s > 0, self, "ttl_s", ttl_s, "a number above 0 (s)")
-        require(_is_time(new_ttl_s) and new_ttl_s >= 0, self, "new_ttl_s", new_ttl_s, "a number of at least 0 (s)")
+        require(is_number(ttl_s) and ttl_s > 0, self, "ttl_s", ttl_s, "a number above 0 (s)")
+        require(is_number(new_ttl_s) and new_ttl_s >= 0, self, "new_ttl_s", new_ttl_s, "a number of at least 0 (s)")
         self.ttl_s = ttl_s
         self.new_ttl_s = new_ttl_s
         self.reset()
@@ -80,7 +80,3 @@ class Ttl(EvictionPolicy):
             self._num_children[block.parent] -= 1
             if not self._num_children[block.parent]:
                 del self._num_children[block.parent]
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value < float("inf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from kvlab.policies.base import EvictionPolicy, require
+from kvlab.policies.base import EvictionPolicy, is_number, require
 from kvlab.policies.eviction._queues import FifoQueue, Ghosts
 from kvlab.types import BlockView, Now
 
@@ -21,8 +21,8 @@ class TwoQ(EvictionPolicy):
     """
 
     def __init__(self, a1in: float = 0.25, a1out: float = 0.5) -> None:
-        require(isinstance(a1in, (int, float)) and 0 < a1in < 1, self, "a1in", a1in, "a share in (0, 1)")
-        require(isinstance(a1out, (int, float)) and 0 <= a1out < 1e9, self, "a1out", a1out, "a number of at least 0")
+        require(is_number(a1in) and 0 < a1in < 1, self, "a1in", a1in, "a share in (0, 1)")
+        require(is_number(a1out) and 0 <= a1out < 1e9, self, "a1out", a1out, "a number of at least 0")
         self.a1in = a1in
         self.a1out = a1out
         self.reset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from kvlab.policies.base import EvictionPolicy, require
+from kvlab.policies.base import EvictionPolicy, is_number, require
 from kvlab.policies.eviction._queues import SegmentedLru
 from kvlab.policies.eviction._sketch import FrequencySketch, Places
 from kvlab.types import BlockView, Now
@@ -23,9 +23,9 @@ class WTinyLfu(EvictionPolicy):
     """
 
     def __init__(self, window: float = 0.01, protected: float = 0.8, sample: float = 10) -> None:
-        require(isinstance(window, (int, float)) and 0 < window < 1, self, "window", window, "a share in (0, 1)")
-        require(isinstance(protected, (int, float)) and 0 < protected < 1, self, "protected", protected, "a share in (0, 1)")
-        require(isinstance(sample, (int, float)) and 1 <= sample < 1e9, self, "sample", sample, "a number of at least 1")
+        require(is_number(window) and 0 < window < 1, self, "window", window, "a share in (0, 1)")
+        require(is_number(protected) and 0 < protected < 1, self, "protected", protected, "a share in (0, 1)")
+        require(is_number(sample) and 1 <= sample < 1e9, self, "sample", sample, "a number of at least 1")
         self.window = window
         self.protected = protected
         self.sample = sample

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlab.policies.base import FreeView, SlotLayout, SlotView, require
+from kvlab.policies.base import FreeView, SlotLayout, SlotView, is_number, require
+
+MAX_SLOTS = 65_536
 
 
 class Ring(SlotLayout):
@@ -18,7 +20,7 @@ class Ring(SlotLayout):
     Source: llama.cpp, https://github.com/ggml-org/llama.cpp: `find_slot` and `seq_rm` of the unified KV cache, `get_available_slot` and
         the retry in `update_slots` of tools/server.
     Parameters:
-        n_parallel: slots, at least 1 (-np).
+        n_parallel: slots, 1 to 65,536 (-np).
         slot_prompt_similarity: the common part of the prompt must be more than this share of it, in [0, 1] (-sps); 0: never asked.
     Deviations: a cell is a block of `block_size` tokens; 1 is llama.cpp's, and common beginnings count in whole blocks. Earlier servers
         divided by the length of the slot's content and took 0.5. The sequences of one request take a slot each and copy the prompt's cells
@@ -27,8 +29,9 @@ class Ring(SlotLayout):
     """
 
     def __init__(self, n_parallel: int = 4, slot_prompt_similarity: float = 0.1) -> None:
-        require(isinstance(n_parallel, int) and n_parallel >= 1, self, "n_parallel", n_parallel, "a positive integer")
-        is_share = isinstance(slot_prompt_similarity, (int, float)) and 0 <= slot_prompt_similarity <= 1
+        is_count = type(n_parallel) is int and 1 <= n_parallel <= MAX_SLOTS
+        require(is_count, self, "n_parallel", n_parallel, f"an integer from 1 to {MAX_SLOTS}")
+        is_share = is_number(slot_prompt_similarity) and 0 <= slot_prompt_similarity <= 1
         require(is_share, self, "slot_prompt_similarity", slot_prompt_similarity, "a number in [0, 1]")
         self.n_parallel = n_parallel
         self.slot_prompt_similarity = slot_prompt_similarity

@@ -6,7 +6,7 @@ import math
 from hashlib import blake2b
 from statistics import NormalDist
 
-from kvlab.policies.base import require
+from kvlab.policies.base import is_number, require
 
 _NORMAL = NormalDist()
 
@@ -38,12 +38,9 @@ class LengthPredictor:
 def check_predictor(policy: object, tau: float, mean: float, cv: float, seed: int) -> None:
     """UserError for a parameter out of range."""
 
-    def is_number(value: object) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
     require(is_number(tau) and -1 <= tau <= 1, policy, "tau", tau, "a rank correlation in [-1, 1]")
     require(is_number(mean) and mean > 0, policy, "mean", mean, "tokens, more than 0")
-    require(is_number(cv) and cv > 0, policy, "cv", cv, "standard deviation / mean, more than 0")
+    require(is_number(cv) and 1e-6 <= cv <= 1e6, policy, "cv", cv, "standard deviation / mean, from 1e-6 to 1e6")
     require(isinstance(seed, int) and not isinstance(seed, bool), policy, "seed", seed, "an integer")
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from kvlab.policies.base import SchedulingPolicy, require
+from kvlab.policies.base import SchedulingPolicy, is_number, require
 from kvlab.types import GroupView, Now
 
 
@@ -48,7 +47,7 @@ class Edf(SchedulingPolicy):
 
 
 def _is_goal(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    return is_number(value) and value >= 0
 
 
 def _are_goals(classes: object) -> bool:

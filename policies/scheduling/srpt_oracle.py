@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlab.policies.base import SchedulingPolicy, require, true_output_len
+from kvlab.policies.base import SchedulingPolicy, is_number, require, true_output_len
 from kvlab.policies.scheduling._displacing import Displacements
 from kvlab.types import GroupView, Now
 
@@ -24,8 +24,7 @@ class SrptOracle(SchedulingPolicy):
     preempted_first = False
 
     def __init__(self, displaceable_share: float = 1.0) -> None:
-        is_number = isinstance(displaceable_share, (int, float)) and not isinstance(displaceable_share, bool)
-        require(is_number and 0 <= displaceable_share <= 1, self, "displaceable_share", displaceable_share, "in [0, 1]")
+        require(is_number(displaceable_share) and 0 <= displaceable_share <= 1, self, "displaceable_share", displaceable_share, "in [0, 1]")
         self.displaceable_share = displaceable_share
         self.reset()
 

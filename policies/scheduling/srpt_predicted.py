@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlab.policies.base import SchedulingPolicy, require, true_output_len
+from kvlab.policies.base import SchedulingPolicy, is_number, require, true_output_len
 from kvlab.policies.scheduling._displacing import Displacements
 from kvlab.policies.scheduling._predictor import LengthPredictor, check_predictor
 from kvlab.types import GroupView, Now
@@ -27,8 +27,7 @@ class SrptPredicted(SchedulingPolicy):
 
     def __init__(self, tau: float = 0.6, mean: float = 48.0, cv: float = 1.0, seed: int = 0, displaceable_share: float = 0.8) -> None:
         check_predictor(self, tau, mean, cv, seed)
-        is_number = isinstance(displaceable_share, (int, float)) and not isinstance(displaceable_share, bool)
-        require(is_number and 0 <= displaceable_share <= 1, self, "displaceable_share", displaceable_share, "in [0, 1]")
+        require(is_number(displaceable_share) and 0 <= displaceable_share <= 1, self, "displaceable_share", displaceable_share, "in [0, 1]")
         self.tau = tau
         self.mean = mean
         self.cv = cv

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from kvlab.policies.base import PrefixesView, SchedulingPolicy, require
+from kvlab.policies.base import PrefixesView, SchedulingPolicy, is_number, require
 from kvlab.types import GroupView, Now, QueuesView
 
 
@@ -27,9 +26,9 @@ class Vtc(SchedulingPolicy):
 
     def __init__(self, input_weight: float = 1.0, output_weight: float = 2.0, tenant_weights: Mapping[str, float] | None = None) -> None:
         for name, value in (("input_weight", input_weight), ("output_weight", output_weight)):
-            require(_is_number(value) and value >= 0, self, name, value, "a number, at least 0")
+            require(is_number(value) and value >= 0, self, name, value, "a number, at least 0")
         weights = tenant_weights if isinstance(tenant_weights, Mapping) else {}
-        right = (tenant_weights is None or isinstance(tenant_weights, Mapping)) and all(_is_number(w) and w > 0 for w in weights.values())
+        right = (tenant_weights is None or isinstance(tenant_weights, Mapping)) and all(is_number(w) and w > 0 for w in weights.values())
         require(right, self, "tenant_weights", tenant_weights, "null or {tenant: share, more than 0}")
         self.input_weight = input_weight
         self.output_weight = output_weight
@@ -101,7 +100,3 @@ class Vtc(SchedulingPolicy):
     def _service(self, tenant: str, num_prompt_tokens: int, num_output_tokens: int) -> float:
         service = self.input_weight * num_prompt_tokens + self.output_weight * num_output_tokens
         return service / (self.tenant_weights or {}).get(tenant, 1.0)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

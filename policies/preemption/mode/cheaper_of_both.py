@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import PreemptionMode, VictimView, require
+from kvlab.policies.base import PreemptionMode, VictimView, is_number, require
 from kvlab.types import Now
 
 
@@ -22,9 +22,8 @@ class CheaperOfBoth(PreemptionMode):
 
     def __init__(self, swap_gb_per_s: float = 20.0, prefill_tokens_per_s: float = 10_000.0, kept_share: float = 1.0) -> None:
         for name, value in (("swap_gb_per_s", swap_gb_per_s), ("prefill_tokens_per_s", prefill_tokens_per_s)):
-            require(isinstance(value, (int, float)) and value > 0, self, name, value, "a number above 0")
-        is_number = isinstance(kept_share, (int, float)) and not isinstance(kept_share, bool)
-        require(is_number and 0 <= kept_share <= 1, self, "kept_share", kept_share, "in [0, 1]")
+            require(is_number(value) and value > 0, self, name, value, "a number above 0")
+        require(is_number(kept_share) and 0 <= kept_share <= 1, self, "kept_share", kept_share, "in [0, 1]")
         self.swap_gb_per_s = swap_gb_per_s
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self.kept_share = kept_share
