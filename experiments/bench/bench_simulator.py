@@ -35,15 +35,16 @@ LLAMA3_8B = ModelShape(6_979_588_096, 525_336_576, 2, 32, 131_072, 4 * 32 * 32 *
 VOCAB, MAX_LEN = 128_256, 16_384
 
 
-def serve(workload: Workload, folder: Path, max_running: int = 256) -> dict[str, float]:
-    """Run a workload to its end, recorded into `folder`."""
+def serve(workload: Workload, folder: Path, max_running: int = 256, policies: PolicySet | None = None, max_batched: int = 2048,
+          ) -> dict[str, float]:  # fmt: skip
+    """Run a workload to its end, recorded into `folder`; the default policies unless others are given."""
     cost = Roofline()
     cost.bind(LLAMA3_8B)
     start, cpu_start = time.perf_counter(), time.process_time()
     workload.start(WorkloadContext(None, VOCAB, MAX_LEN, 0))
     with Recorder(folder) as recorder:
-        engine = Engine(EngineConfig(num_blocks=25_000, max_model_len=MAX_LEN, max_num_seqs=max_running), PolicySet(),
-                        SimulatedRunner(VOCAB, cost), VirtualClock(), listeners=[recorder])  # fmt: skip
+        config = EngineConfig(num_blocks=25_000, max_model_len=MAX_LEN, max_num_seqs=max_running, max_num_batched_tokens=max_batched)
+        engine = Engine(config, policies or PolicySet(), SimulatedRunner(VOCAB, cost), VirtualClock(), listeners=[recorder])  # fmt: skip
         drive(engine, workload)
     wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # before frames are read
@@ -64,10 +65,11 @@ def serve(workload: Workload, folder: Path, max_running: int = 256) -> dict[str,
 
 
 def simulate(num_requests: int, prompt_len: int, output_len: int, max_running: int, folder: Path,
-             all_at_once: bool = False) -> dict[str, float]:  # fmt: skip
+             all_at_once: bool = False, policies: PolicySet | None = None, max_batched: int = 2048) -> dict[str, float]:  # fmt: skip
     """Fixed lengths: closed loop of `max_running`, or all at once with at most so many running."""
     concurrency = None if all_at_once else max_running
-    return serve(SyntheticWorkload(num_requests, prompt_len, output_len, concurrency=concurrency), folder, max_running)
+    workload = SyntheticWorkload(num_requests, prompt_len, output_len, concurrency=concurrency)
+    return serve(workload, folder, max_running, policies, max_batched)
 
 
 def run_in(name: str, folder: Path) -> dict[str, float]:

@@ -20,6 +20,7 @@ from kvlab.cache.swap import Swapper
 from kvlab.cache.table import BlockTable, Group, Seq, Work
 from kvlab.policies.base import CompressionPolicy, EvictionPolicy, FreeView, LayoutPolicy, PrefixCachePolicy, RegionNeed
 from kvlab.policies.eviction.leaf_first import LeafFirst
+from kvlab.policies.layout import Paged
 from kvlab.types import BlockCopy, Now
 
 
@@ -206,6 +207,24 @@ class KVCacheManager:
                 table.block_ids += new
                 table.capacity += len(new) * self.block_size
         return True
+
+    def add_blocks(self, seqs: Sequence[Seq]) -> int:
+        """One more block for each of these tables, in order, as if each grew by a token: how many got one before blocks ran out."""
+        if self._on_event is None and type(self.layout) is Paged and len(seqs) <= len(self.pool.free):
+            new = self.pool.allocate(len(seqs))
+            assert new is not None, "counted before"
+            for seq, block_id in zip(seqs, new, strict=True):
+                table = seq.table
+                assert table is not None
+                table.block_ids.append(block_id)
+                table.capacity += self.block_size
+            self.cause = seqs[-1].group.request_id
+            return len(seqs)
+        for i, seq in enumerate(seqs):
+            assert seq.table is not None
+            if not self.grow([(seq, seq.table.capacity + 1)]):
+                return i
+        return len(seqs)
 
     def _copy_on_write(self, seq: Seq, table: BlockTable) -> None:
         table.tail_shared = False

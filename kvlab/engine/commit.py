@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seqs
+
+import numpy as np
 
 from kvlab.cache.manager import KVCacheManager
 from kvlab.engine.beam import BeamMove, BeamState
@@ -11,7 +14,8 @@ from kvlab.engine.scheduler import Scheduler
 from kvlab.engine.sequence import Sequence, SequenceGroup
 from kvlab.engine.stopping import StopChecker
 from kvlab.model.tokenizer import Tokenizer
-from kvlab.types import Candidate, Outcome, Plan
+from kvlab.types import Candidate, Outcome, Plan, ScheduledSeq
+from kvlab.types.columns import Decodes, OneEach
 
 
 class StepCounts:
@@ -48,10 +52,11 @@ class Committer:
         counts = StepCounts()
         size, sequences, publishes = self.kv.block_size, self.sequences, self.kv.prefix_cache.enabled
         drops = self.kv.compression.attention_window is not None or not self.kv.compression.lossless
+        scheduled_seqs, accepted = self._commit_lanes(plan, outcome, end_s, counts)
         beams: dict[SequenceGroup, dict[int, tuple[Candidate, ...]]] = {}
         computed: list[Sequence] = []
         num_generation = num_output = 0  # of the common case; the others count by themselves
-        for scheduled, tokens in zip(plan.scheduled, outcome.tokens, strict=True):
+        for scheduled, tokens in zip(scheduled_seqs, accepted, strict=True):
             seq = sequences[scheduled.seq_id]
             group = seq.group
             first = scheduled.first_position
@@ -88,6 +93,31 @@ class Committer:
                 if seq.table is not None and not seq.finish_reason:
                     self.kv.drop_head(seq)
         return counts
+
+    def _commit_lanes(self, plan: Plan, outcome: Outcome, end_s: float,
+                      counts: StepCounts) -> tuple[Seqs[ScheduledSeq], Seqs[tuple[int, ...]]]:  # fmt: skip
+        """One token for each lane. Returns what is scheduled besides, and the tokens that came of it."""
+        lanes, scheduled, tokens = self.scheduler.lanes, plan.scheduled, outcome.tokens
+        if not isinstance(scheduled, Decodes) or scheduled is not lanes.scheduled:
+            return scheduled, tokens
+        num = len(lanes)
+        if isinstance(tokens, OneEach) and len(tokens.ids) == num:
+            ids, rest = tokens.ids, tokens.rest
+        else:
+            ids, rest = np.array([token for token, in tokens[:num]]), tuple(tokens[num:])
+        counts.generation += num
+        counts.output += num
+        ended = []
+        for lane, fills, may_end in lanes.advance(ids, end_s):
+            if fills:
+                lanes.publish(lane)
+            reason = lanes.why_ended(lane) if may_end else ""
+            if reason:
+                self.finish(lanes.leave(lane), reason, end_s)
+                ended.append(lane)
+        if ended:
+            lanes.drop(ended)
+        return scheduled.rest, rest
 
     @staticmethod
     def _count(seq: Sequence, first: int, end: int, counts: StepCounts) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seqs
 
 from kvlab.cache.manager import KVCacheManager
+from kvlab.cache.table import BlockTable
 from kvlab.engine.sequence import Sequence, SequenceGroup
+from kvlab.engine.steady import Lanes
 from kvlab.types import Admitted, Blocked, BlockTransfer, Now, Plan, Preempted, ScheduledSeq, SeqStart
 
 
@@ -17,6 +19,7 @@ class PlanBuilder:
         self.budget = budget
         self.released = released
         self.starts: dict[int, tuple[Sequence, str]] = {seq.seq_id: (seq, "fork") for seq in starts}
+        self.lanes: Lanes | None = None  # scheduled too, before `work`
         self.work: dict[SequenceGroup, list[tuple[Sequence, int, int]]] = {}
         self.swap_out: list[BlockTransfer] = []
         self.swap_in: list[BlockTransfer] = []
@@ -34,8 +37,25 @@ class PlanBuilder:
         for _, num_new, _ in work:
             self.budget -= num_new
 
+    @property
+    def has_work(self) -> bool:
+        """Something is scheduled."""
+        return bool(self.work) or self.lanes is not None
+
+    def add_lanes(self, lanes: Lanes) -> None:
+        """Schedule all lanes; nothing is scheduled yet."""
+        assert not self.work
+        self.lanes = lanes
+        self.budget -= len(lanes)
+
     def take_out(self, group: SequenceGroup) -> None:
         """Undo `add` for a group that gives way or ends in this very step; its budget comes back."""
+        if group.lanes is not None:
+            groups = group.lanes.groups
+            group.lanes.dissolve()
+            if self.lanes is not None:
+                self.work = {**{g: [(g.seqs[0], 1, 1)] for g in groups}, **self.work}
+                self.lanes = None
         for _, num_new, _ in self.work.pop(group, ()):
             self.budget += num_new
 
@@ -56,6 +76,9 @@ class PlanBuilder:
         tables: dict[int, tuple[int, ...]] = {}
         fresh: dict[int, tuple[int, ...]] = {}
         size = kv.block_size
+        for seq in self.lanes.take_untold() if self.lanes is not None else ():
+            if seq.table is not None and seq.table.num_sent != len(seq.table.block_ids):
+                self._tell_table(seq.seq_id, seq.table, tables, fresh)
         for work in self.work.values():
             for seq, num_new, num_samples in work:
                 table = seq.table
@@ -64,17 +87,24 @@ class PlanBuilder:
                 scheduled.append(ScheduledSeq(seq.seq_id, first, num_new, num_samples, table.num_dropped_blocks * size))
                 tokens = seq.tokens
                 token_ids.append((tokens[first],) if num_new == 1 else tuple(tokens[first : first + num_new]))
-                num_sent = table.num_sent
-                if num_sent != len(table.block_ids):
-                    if num_sent < 0:
-                        fresh[seq.seq_id] = tuple(table.block_ids)
-                    else:
-                        tables[seq.seq_id] = tuple(table.block_ids[num_sent:])
-                    table.num_sent = len(table.block_ids)
-        starts = tuple(self._start(seq, cause) for seq, cause in self.starts.values())
-        return Plan(self.now.step, self.now.now_s, tuple(scheduled), tuple(token_ids), starts, tables, fresh, tuple(self.released),
+                if table.num_sent != len(table.block_ids):
+                    self._tell_table(seq.seq_id, table, tables, fresh)
+        starts = tuple([self._start(seq, cause) for seq, cause in self.starts.values()])
+        entries: Seqs[ScheduledSeq] = tuple(scheduled)
+        ids: Seqs[tuple[int, ...]] = tuple(token_ids)
+        if self.lanes is not None:
+            entries, ids = self.lanes.plan(tuple(scheduled), tuple(token_ids))
+        return Plan(self.now.step, self.now.now_s, entries, ids, starts, tables, fresh, tuple(self.released),
                     tuple(self.swap_out), tuple(self.swap_in), kv.take_copies(), tuple(self.admitted), tuple(self.preempted),
                     tuple(self.blocked), tuple(self.ended), self.watermark_blocks)  # fmt: skip
+
+    @staticmethod
+    def _tell_table(seq_id: int, table: BlockTable, tables: dict[int, tuple[int, ...]], fresh: dict[int, tuple[int, ...]]) -> None:
+        if table.num_sent < 0:
+            fresh[seq_id] = tuple(table.block_ids)
+        else:
+            tables[seq_id] = tuple(table.block_ids[table.num_sent :])
+        table.num_sent = len(table.block_ids)
 
     @staticmethod
     def _start(seq: Sequence, cause: str) -> SeqStart:

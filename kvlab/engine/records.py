@@ -12,7 +12,7 @@ from kvlab.types import Plan, Request, RequestRecord, StepStats
 
 
 class StatsMaker:
-    """Makes a step's `StepStats` from the state after its commit. O(running sequences)."""
+    """Makes a step's `StepStats` from the state after its commit. O(1), and of sequences that do more than decode."""
 
     def __init__(self, scheduler: Scheduler, kv: KVCacheManager) -> None:
         self._scheduler = scheduler
@@ -52,9 +52,11 @@ class StatsMaker:
 
         Saved are references to blocks beyond the first, between sequences of a group and between requests with a common prefix.
         """
-        num_seqs = num_ctx = wasted = num_held = reserved = 0
+        lanes = self._scheduler.lanes
         counts_reserved, size = self._kv.regions is not None, self._kv.block_size
-        for group in self._scheduler.running:
+        num_seqs, num_ctx, num_held, reserved = len(lanes), lanes.num_ctx, lanes.num_blocks, 0
+        wasted = num_held * size - num_ctx
+        for group in self._scheduler.running[num_seqs:]:
             seqs = group.seqs
             num_seqs += len(seqs)
             if len(seqs) == 1 and group.is_forked:

@@ -22,6 +22,7 @@ from kvlab.engine.plan_builder import PlanBuilder
 from kvlab.engine.prefixes import Prefixes
 from kvlab.engine.queue import WaitingQueue
 from kvlab.engine.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Sequence, SequenceGroup
+from kvlab.engine.steady import Lanes, always_decodes
 from kvlab.policies import base
 from kvlab.types import Admitted, Blocked, IllegalDecision, Now, Plan, Preempted
 
@@ -67,6 +68,7 @@ class Scheduler:
         self.block_bytes = block_bytes
         self.waiting = WaitingQueue(policies.scheduling, Prefixes(kv))
         self.running: list[SequenceGroup] = []
+        self.lanes = Lanes(kv, always_decodes(policies.batching))  # the first of `running`, where they only decode
         self.swapped: list[SequenceGroup] = []
         self.queues = Queues(self)
         self.released: list[int] = []  # sequences the runner must forget, since the last plan
@@ -93,7 +95,7 @@ class Scheduler:
             build.phases = alternative
             for phase in alternative:
                 self._enterers[phase](build)
-            if build.work or build.ended:
+            if build.has_work or build.ended:
                 break
         if not build.blocked:
             self._say_who_waits(build)
@@ -125,7 +127,7 @@ class Scheduler:
         """Every running group gets its next tokens, in order of entry, while the budget lasts."""
         chunk, limit = self.policies.batching.chunk, self.config.max_num_batched_tokens
         scheduled = build.work
-        for group in self._running_order(build.now) if self._orders_running else tuple(self.running):
+        for group in self._schedule_lanes(build):
             budget = build.budget
             if budget <= 0:
                 return
@@ -142,6 +144,26 @@ class Scheduler:
                     build.budget = budget - n
                     continue
             self._grow_and_schedule(group, build)
+
+    def _schedule_lanes(self, build: PlanBuilder) -> Seqs[SequenceGroup]:
+        """Those at the head that only decode, all at once; returns who is left."""
+        lanes, running = self.lanes, self._running_order(build.now) if self._orders_running else self.running
+        if build.lanes is not None:  # a second phase of the same step
+            return [group for group in running if group.lanes is None]
+        num = lanes.follow(self.running)
+        if not num:
+            return tuple(running)
+        if build.work or build.budget < num or (self._orders_running and list(running[:num]) != lanes.groups):
+            lanes.dissolve()
+            return tuple(running)
+        num_grown = lanes.grow()
+        if num_grown == num:
+            build.add_lanes(lanes)
+        else:
+            lanes.dissolve()
+            for group in running[:num_grown]:
+                build.add(group, [(group.seqs[0], 1, 1)])
+        return tuple(running[num_grown:])
 
     def _running_order(self, now: Now) -> Seqs[SequenceGroup]:
         """The batching policy's order of the running groups."""
@@ -312,7 +334,8 @@ class Scheduler:
         return entry(self.swapped[0], build.now)[:2] < entry(head, build.now)[:2]
 
     def _num_running_seqs(self) -> int:
-        return sum(g.num_sequences for g in self.running)
+        num_lanes = len(self.lanes)
+        return num_lanes + sum([g.num_sequences for g in self.running[num_lanes:]])
 
     def _schedule_swapped(self, build: PlanBuilder) -> None:
         """Swapped groups come back, oldest first, while they are admitted and fit."""
@@ -428,6 +451,8 @@ class Scheduler:
 
     def remove(self, group: SequenceGroup) -> None:
         """Take a group out of whichever queue holds it and let go of its blocks (finish, abort)."""
+        if group.lanes is not None:
+            group.lanes.remove(group)
         if group.status == RUNNING:
             self.running = [g for g in self.running if g is not group]
         elif group.status == SWAPPED:

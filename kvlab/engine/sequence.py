@@ -5,12 +5,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Seqs
+from typing import TYPE_CHECKING
 
 from kvlab.cache.pool import CachedBlock
 from kvlab.cache.table import BlockTable
 from kvlab.engine.beam import BeamState
 from kvlab.engine.stopping import StopChecker, end_token_ids
 from kvlab.types import Request, TokenLogprobs
+
+if TYPE_CHECKING:
+    from kvlab.engine.steady import Lanes
 
 WAITING, RUNNING, SWAPPED, FINISHED = "waiting", "running", "swapped", "finished"
 
@@ -74,7 +78,9 @@ class SequenceGroup:
         self.max_tokens = max_output
         self.end_ids = frozenset(end_token_ids(request.sampling, eos_token_ids))
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.seqs: list[Sequence] = []
+        self._seqs: list[Sequence] = []
+        self.lanes: Lanes | None = None
+        """Where its sequence is kept in columns (see `kvlab.engine.steady`)."""
         self.pool_blocks: Seqs[CachedBlock] = ()  # the pool's records, to count what is shared and published; the engine sets it
         self.ended_seqs: list[Sequence] = []
         self.beam: BeamState | None = None
@@ -105,9 +111,20 @@ class SequenceGroup:
             self.phase, self.phase_since = phase, max(at_s, self.phase_since)
 
     @property
+    def seqs(self) -> list[Sequence]:
+        """Live sequences, up to date. (Nobody keeps one and reads it after another step: ask anew.)"""
+        if self.lanes is not None:
+            self.lanes.settle()
+        return self._seqs
+
+    @seqs.setter
+    def seqs(self, seqs: list[Sequence]) -> None:
+        self._seqs = seqs
+
+    @property
     def num_sequences(self) -> int:
         """Live sequences; before the first token, those it will have."""
-        return len(self.seqs) if self.is_forked else self.sampling.num_sequences
+        return len(self._seqs) if self.is_forked else self.sampling.num_sequences
 
     @property
     def num_output_tokens(self) -> int:
@@ -171,8 +188,8 @@ class SequenceGroup:
     @property
     def num_blocks(self) -> int:
         """Distinct blocks held in the gpu tier."""
-        if len(self.seqs) == 1:
-            table = self.seqs[0].table
+        if len(self._seqs) == 1:
+            table = self._seqs[0].table
             return 0 if table is None or self.status == SWAPPED else len(table.block_ids)
         if self.status == SWAPPED:
             return 0

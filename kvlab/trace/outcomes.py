@@ -18,7 +18,7 @@ def outcome_row(plan: Plan, outcome: Outcome, stats: StepStats) -> tuple[Any, ..
     """One step in the order of `schema.OUTCOMES`. Rare parts are JSON text, whose floats (infinities too) come back exactly."""
     columns = list(zip(*plan.scheduled, strict=True)) or [(), (), ()]  # seq_id, first_position, num_new_tokens, ...
     rare = (json.dumps(part) if part else "" for part in (outcome.forks, outcome.candidates, outcome.logprobs))
-    return (outcome.step, plan.now_s, stats.end_s, outcome.execute_s, columns[0], columns[2], outcome.tokens, *rare)
+    return (outcome.step, plan.now_s, stats.end_s, outcome.execute_s, columns[0], columns[2], tuple(outcome.tokens), *rare)
 
 
 def recorded_step(row: tuple[Any, ...]) -> RecordedStep:

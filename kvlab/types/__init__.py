@@ -1,5 +1,6 @@
 """Plain data that every part of kvlab speaks: plans and outcomes, requests, read-only views, events, errors."""
 
+from kvlab.types.columns import ScheduledSeq
 from kvlab.types.errors import IllegalDecision, KvlabError, MissingOracle, RequestTooLong, UserError, unknown_name
 from kvlab.types.events import BlockEvent, Listener, RequestRecord, StepStats
 from kvlab.types.plan import (
@@ -12,7 +13,6 @@ from kvlab.types.plan import (
     Plan,
     Preempted,
     RecordedStep,
-    ScheduledSeq,
     SeqStart,
     TokenLogprobs,
 )

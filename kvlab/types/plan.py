@@ -6,31 +6,11 @@ a runner needs: token ids, changes of block tables, copies and transfers. A runn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvlab.types.columns import ScheduledSeq
 from kvlab.types.sampling import SamplingParams
-
-
-class ScheduledSeq(NamedTuple):
-    """Tokens [first_position, first_position + num_new_tokens) of one sequence are computed in this step.
-
-    Attributes:
-        seq_id: the sequence.
-        first_position: position of the first token computed (0-based; equals the tokens computed so far).
-        num_new_tokens: tokens computed in this step (>= 1). A prefill chunk and a decode differ in nothing else.
-        num_samples: tokens to sample from the last logits: 0 for a chunk that does not reach the sequence's end, 1 as a rule,
-            n when the prompt of a group of n parallel samples is complete (the runner returns n - 1 forks).
-        num_dropped_tokens: tokens at the head whose slots were given up by a compression policy (a multiple of the block size);
-            slot index = position - num_dropped_tokens.
-        num_lookahead_slots: slots reserved past the new tokens (0 today; for speculation).
-    """
-
-    seq_id: int
-    first_position: int
-    num_new_tokens: int
-    num_samples: int = 1
-    num_dropped_tokens: int = 0
-    num_lookahead_slots: int = 0
 
 
 class SeqStart(NamedTuple):
@@ -106,7 +86,8 @@ class Plan(NamedTuple):
 
     Attributes:
         step: 0-based step number. now_s: the clock's time (s) at which every decision of the step was made.
-        scheduled: what is computed; `token_ids[i]` are the ids for `scheduled[i]` (length num_new_tokens).
+        scheduled: what is computed; `token_ids[i]` are the ids for `scheduled[i]` (length num_new_tokens). Tuples, or columns that
+            equal them (see `kvlab.types.columns`) where most sequences decode.
         tables: seq_id -> block ids to append to the runner's row; `fresh_tables`: seq_id -> the whole row anew.
         released: sequences the runner must forget (finished, dropped, preempted, aborted) before the step.
         ended: (group_id, request_id, reason) of groups that the scheduler itself ended in this step (kv_capacity).
@@ -115,8 +96,8 @@ class Plan(NamedTuple):
 
     step: int
     now_s: float
-    scheduled: tuple[ScheduledSeq, ...] = ()
-    token_ids: tuple[tuple[int, ...], ...] = ()
+    scheduled: Sequence[ScheduledSeq] = ()
+    token_ids: Sequence[tuple[int, ...]] = ()
     starts: tuple[SeqStart, ...] = ()
     tables: dict[int, tuple[int, ...]] = {}  # noqa: RUF012 - never mutated; a NamedTuple default
     fresh_tables: dict[int, tuple[int, ...]] = {}  # noqa: RUF012
@@ -143,7 +124,7 @@ class Plan(NamedTuple):
     def decisions(self) -> tuple[object, ...]:
         """What was decided, without token contents and clock: two runs decided the same iff these are equal step for step."""
         return (
-            self.step, self.scheduled, tuple(sorted(self.tables.items())), tuple(sorted(self.fresh_tables.items())),
+            self.step, tuple(self.scheduled), tuple(sorted(self.tables.items())), tuple(sorted(self.fresh_tables.items())),
             self.released, self.swap_out, self.swap_in, self.copies, self.admitted, self.preempted, self.blocked, self.ended,
         )  # fmt: skip
 
@@ -167,7 +148,8 @@ class Outcome(NamedTuple):
     """What a runner produced for a plan.
 
     Attributes:
-        tokens: one tuple per `plan.scheduled` entry: the accepted tokens (0..k; () where num_samples is 0 or the group is a beam).
+        tokens: one tuple per `plan.scheduled` entry: the accepted tokens (0..k; () where num_samples is 0 or the group is a beam). A
+            tuple of them, or columns that equal it.
         forks: seq_id -> first tokens of the n - 1 further samples (streams 1..n-1) drawn from the same logits.
         candidates: seq_id -> the best continuations of beam-search sequences, best first (ties: lower id): 2 * beam_width, or
             (1 + end ids) * beam_width where several ids end a sequence, so that enough live ones are left.
@@ -176,7 +158,7 @@ class Outcome(NamedTuple):
     """
 
     step: int
-    tokens: tuple[tuple[int, ...], ...]
+    tokens: Sequence[tuple[int, ...]]
     forks: dict[int, tuple[int, ...]] = {}  # noqa: RUF012
     candidates: dict[int, tuple[Candidate, ...]] = {}  # noqa: RUF012
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}  # noqa: RUF012

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvlab.types import Plan
+from kvlab.types.columns import Decodes
 
 
 class StepWork(NamedTuple):
@@ -42,16 +43,22 @@ def step_work(plan: Plan) -> StepWork:
 
 def _count(plan: Plan) -> StepWork:
     """In the hot path, about 10 us at 128 decoding sequences: whole columns are summed at once."""
+    scheduled = plan.scheduled
     num_moved, num_copied = len(plan.swap_in) + len(plan.swap_out), len(plan.copies)
-    if not plan.scheduled:
+    if isinstance(scheduled, Decodes):
+        num, keys = len(scheduled.seq_ids), scheduled.num_keys
+        rest = _count(plan._replace(scheduled=scheduled.rest))
+        return StepWork(rest.num_tokens + num, rest.num_seqs + num, rest.num_decode_seqs + num, rest.num_sampled_seqs + num,
+                        rest.num_kv_tokens_read + keys, rest.num_attention_pairs + keys, num_moved, num_copied)  # fmt: skip
+    if not scheduled:
         return StepWork(0, 0, 0, 0, 0, 0, num_moved, num_copied)
-    _, first, new, samples, dropped = list(zip(*plan.scheduled, strict=True))[:5]
+    _, first, new, samples, dropped = list(zip(*scheduled, strict=True))[:5]
     num_tokens, num_seqs = sum(new), len(new)
     num_keys = num_pairs = sum(first) + num_tokens - sum(dropped)
     num_decodes = num_seqs
     if num_tokens != num_seqs:
         num_decodes = new.count(1)
-        for s in plan.scheduled:
+        for s in scheduled:
             n = s.num_new_tokens
             if n > 1:  # n queries over `end` keys, less what the causal mask hides; one query's worth is counted already
                 end = s.first_position + n - s.num_dropped_tokens

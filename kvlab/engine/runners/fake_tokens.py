@@ -71,18 +71,17 @@ class FakeModel:
         return mixed(seed & _MASK, stream)
 
     @staticmethod
-    def hash_each(ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-        """`hash_tokens` of single tokens of many sequences."""
-        weights: npt.NDArray[np.uint64] = position_weights(int(positions.max()) + 1)[positions]
+    def hash_each(ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], end: int | None = None) -> npt.NDArray[np.uint64]:
+        """`hash_tokens` of single tokens of many sequences. `end`: above all positions, where that is known."""
+        weights: npt.NDArray[np.uint64] = position_weights(int(positions.max()) + 1 if end is None else end)[positions]
         return (ids + np.uint64(1)) * weights
 
     def next_tokens(self, hashes: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], salts: npt.NDArray[np.uint64],
-                    is_sampled: npt.NDArray[np.bool_]) -> list[int]:  # fmt: skip
+                    is_sampled: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:  # fmt: skip
         """`next_token` of many sequences of which nothing is masked. salts: as `salt` gives them."""
         if is_sampled.any():
             hashes = np.where(is_sampled, hashes ^ mixed_each(salts, positions.astype(np.uint64)), hashes)
-        tokens: list[int] = (mixed_each(hashes, np.uint64(0)) % np.uint64(self.vocab_size)).tolist()
-        return tokens
+        return (mixed_each(hashes, np.uint64(0)) % np.uint64(self.vocab_size)).view(np.int64)
 
     def candidates(self, prefix_hash: int, sampling: SamplingParams) -> tuple[Candidate, ...]:
         """Distinct continuations with falling made-up log-probabilities."""

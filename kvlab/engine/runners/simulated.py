@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Sequence as Seqs
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from kvlab.engine.cost import Constant, CostModel
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
 from kvlab.engine.runners.fake_tokens import FakeModel, hash_token, hash_tokens
 from kvlab.types import Candidate, Outcome, Plan, ScheduledSeq, SeqStart
+from kvlab.types.columns import Decodes, Ints, OneEach
 
 FEW = 12
 """Of fewer sequences one after the other is quicker than array operations."""
@@ -56,6 +57,35 @@ class _Rows:
             self._free.append(place)
 
 
+class _Lanes:
+    """Decodes that stay together from step to step (`Decodes`): their hashes, out of the rows meanwhile."""
+
+    def __init__(self, rows: _Rows, scheduled: Decodes) -> None:
+        self._seq_ids, self._first, self._offset = scheduled.seq_ids, scheduled.first, scheduled.offset
+        self._places = places = np.array([rows.place[seq_id] for seq_id in scheduled.seq_ids])
+        self._hashes = rows.hash[places]
+        self._salts = rows.salt[places]
+        self._is_sampled = rows.is_sampled[places]
+        self._end = int(self._first.max()) + 1  # of the positions at offset 0
+        self.are_plain = bool((rows.is_plain[places] & (rows.upto[places] == self._first + self._offset)).all())
+
+    def goes_on(self, scheduled: Decodes) -> bool:
+        """Whether these are the same sequences, one token later."""
+        return (scheduled.seq_ids, scheduled.offset) == (self._seq_ids, self._offset) and scheduled.first is self._first
+
+    def decode(self, model: FakeModel, ids: Ints) -> Ints:
+        """The next token of each."""
+        positions = self._first + self._offset
+        self._offset += 1
+        self._hashes = self._hashes + model.hash_each(ids.view(np.uint64), positions, self._end + self._offset)
+        return model.next_tokens(self._hashes, positions + 1, self._salts, self._is_sampled)
+
+    def write(self, rows: _Rows) -> None:
+        """Back into the rows. (A sequence that has been released has its place until its plan is carried out.)"""
+        rows.hash[self._places] = self._hashes
+        rows.upto[self._places] = self._first + self._offset
+
+
 class SimulatedRunner:
     """Tokens from a hash of the prefix, step times from `cost`.
 
@@ -67,6 +97,7 @@ class SimulatedRunner:
         self.vocab_size = vocab_size
         self.cost = cost or Constant()
         self._rows = _Rows()
+        self._lanes: _Lanes | None = None
         self._model = FakeModel(vocab_size)
 
     @property
@@ -77,6 +108,7 @@ class SimulatedRunner:
     def initialize(self, config: RunnerConfig) -> None:
         """Forget every sequence."""
         self._rows = _Rows()
+        self._lanes = None
         self._model = FakeModel(self.vocab_size, config.eos_token_ids)
 
     def device_memory(self) -> DeviceMemory | None:
@@ -89,30 +121,57 @@ class SimulatedRunner:
 
     def submit(self, plan: Plan) -> Ready:
         """Carry out the plan at once."""
-        rows = self._rows
+        rows, scheduled, ids = self._rows, plan.scheduled, plan.token_ids
+        is_steady = isinstance(scheduled, Decodes) and isinstance(ids, OneEach)
+        if self._lanes is not None and not (is_steady and self._lanes.goes_on(scheduled)):  # type: ignore[arg-type]
+            self._lanes.write(rows)
+            self._lanes = None
         for seq_id in plan.released:
             rows.remove(seq_id)
         for start in plan.starts:
             rows.add(start, self._model.salt(start.seed, start.stream))
         forks: Forks = {}
         candidates: Candidates = {}
-        tokens: tuple[tuple[int, ...], ...] = ()
-        if len(plan.scheduled) < FEW:
-            tokens = tuple([self._one(scheduled, ids, rows.place[scheduled.seq_id], forks, candidates)
-                            for scheduled, ids in zip(plan.scheduled, plan.token_ids, strict=True)])  # fmt: skip
+        tokens: Seqs[tuple[int, ...]]
+        if isinstance(scheduled, Decodes) and isinstance(ids, OneEach) and self._enter_lanes(scheduled):
+            assert self._lanes is not None
+            new = self._lanes.decode(self._model, ids.ids)
+            tokens = OneEach(new, self._others(scheduled.rest, ids.rest, forks, candidates) if scheduled.rest else ())
         else:
-            seq_ids, first, num_new, num_samples = list(zip(*plan.scheduled, strict=True))[:4]
-            places = np.array([rows.place[seq_id] for seq_id in seq_ids])
-            positions = np.array(first)
-            is_decode = rows.is_plain[places] & (rows.upto[places] == positions)
-            if sum(num_new) != len(num_new) or num_samples.count(1) != len(num_samples):
-                is_decode &= (np.array(num_new) == 1) & (np.array(num_samples) == 1)
-            if is_decode.all():
-                ids = np.fromiter(chain.from_iterable(plan.token_ids), np.uint64, len(places))
-                tokens = tuple(zip(self._decode(places, positions, ids)))
-            else:
-                tokens = self._mixed_step(plan, places, positions, is_decode, forks, candidates)
+            tokens = self._others(tuple(scheduled), tuple(ids), forks, candidates)
         return Ready(Outcome(plan.step, tokens, forks, candidates, {}, self.cost.step_s(plan)))
+
+    def _enter_lanes(self, scheduled: Decodes) -> bool:
+        """Whether the decodes at the head go on, or begin now, in columns."""
+        if self._lanes is None:
+            lanes = _Lanes(self._rows, scheduled)
+            if not lanes.are_plain:
+                return False
+            self._lanes = lanes
+        return True
+
+    def _others(self, scheduled: tuple[ScheduledSeq, ...], token_ids: tuple[tuple[int, ...], ...], forks: Forks,
+                candidates: Candidates) -> tuple[tuple[int, ...], ...]:  # fmt: skip
+        """The tokens of sequences of any kind."""
+        rows = self._rows
+        if len(scheduled) < FEW:
+            return tuple([self._one(each, ids, rows.place[each.seq_id], forks, candidates)
+                          for each, ids in zip(scheduled, token_ids, strict=True)])  # fmt: skip
+        seq_ids, first, num_new, num_samples = list(zip(*scheduled, strict=True))[:4]
+        places = np.array([rows.place[seq_id] for seq_id in seq_ids])
+        positions = np.array(first)
+        is_decode = rows.is_plain[places] & (rows.upto[places] == positions)
+        if sum(num_new) != len(num_new) or num_samples.count(1) != len(num_samples):
+            is_decode &= (np.array(num_new) == 1) & (np.array(num_samples) == 1)
+        tokens: list[tuple[int, ...]] = [()] * len(places)
+        which = np.flatnonzero(is_decode)
+        if len(which):
+            ids = np.array([token_ids[i][0] for i in which.tolist()], dtype=np.uint64)
+            for i, token in zip(which.tolist(), self._decode(places[which], positions[which], ids), strict=True):
+                tokens[i] = (token,)
+        for i in np.flatnonzero(~is_decode).tolist():
+            tokens[i] = self._one(scheduled[i], token_ids[i], int(places[i]), forks, candidates)
+        return tuple(tokens)
 
     def _decode(self, places: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], ids: npt.NDArray[np.uint64]) -> list[int]:
         """The next token of sequences that compute one token each, of which nothing is missing."""
@@ -120,20 +179,8 @@ class SimulatedRunner:
         hashes = rows.hash[places] + model.hash_each(ids, positions)
         rows.hash[places] = hashes
         rows.upto[places] = ends = positions + 1
-        return model.next_tokens(hashes, ends, rows.salt[places], rows.is_sampled[places])
-
-    def _mixed_step(self, plan: Plan, places: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], is_decode: npt.NDArray[np.bool_],
-                    forks: Forks, candidates: Candidates) -> tuple[tuple[int, ...], ...]:  # fmt: skip
-        """Plain decodes together, the others one by one."""
-        tokens: list[tuple[int, ...]] = [()] * len(places)
-        which = np.flatnonzero(is_decode)
-        if len(which):
-            ids = np.array([plan.token_ids[i][0] for i in which], dtype=np.uint64)
-            for i, token in zip(which, self._decode(places[which], positions[which], ids), strict=True):
-                tokens[i] = (token,)
-        for i in np.flatnonzero(~is_decode):
-            tokens[i] = self._one(plan.scheduled[i], plan.token_ids[i], int(places[i]), forks, candidates)
-        return tuple(tokens)
+        tokens: list[int] = model.next_tokens(hashes, ends, rows.salt[places], rows.is_sampled[places]).tolist()
+        return tokens
 
     def _one(self, scheduled: ScheduledSeq, ids: tuple[int, ...], place: int, forks: Forks,
              candidates: Candidates) -> tuple[int, ...]:  # fmt: skip
