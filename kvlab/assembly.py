@@ -185,7 +185,7 @@ def _num_blocks(config: Mapping[str, Any], parts: Parts, block_size: int, block_
     if config["num_blocks"]:
         return int(config["num_blocks"])
     if config["kv_cache_tokens"]:
-        return max(1, int(config["kv_cache_tokens"]) // block_size)
+        return _blocks_of(config["kv_cache_tokens"], block_size)
     if parts.memory_device is None:
         raise UserError("There is no memory to measure in a run without a model: set num_blocks or kv_cache_tokens.")
     if parts.memory_device.type == "cuda":
@@ -197,10 +197,17 @@ def _num_blocks(config: Mapping[str, Any], parts: Parts, block_size: int, block_
     return max(1, int(config["memory_fraction"] * free) // block_bytes)
 
 
+def _blocks_of(kv_cache_tokens: int, block_size: int) -> int:
+    """Whole blocks. UserError: not one; a pool of one would hold more tokens than it was given."""
+    if kv_cache_tokens < block_size:
+        raise UserError(f"kv_cache_tokens = {kv_cache_tokens} holds no block of {block_size} tokens: raise it, or lower block_size.")
+    return kv_cache_tokens // block_size
+
+
 def check_early(config: Mapping[str, Any], policies: PolicySet) -> None:
     """Find impossible combinations before a model is loaded, as far as the sizes are known by then."""
     block_size = policies.block_sizing.block_size((), config["max_model_len"] or 1)
-    num_blocks = config["num_blocks"] or max(1, (config["kv_cache_tokens"] or 0) // block_size)
+    num_blocks = config["num_blocks"] or (_blocks_of(config["kv_cache_tokens"], block_size) if config["kv_cache_tokens"] else 1)
     policies.check(EngineConfig(
         num_blocks=num_blocks, block_size=block_size, num_cpu_blocks=config["num_cpu_blocks"], max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"], max_model_len=config["max_model_len"] or 1, seed=config["seed"],

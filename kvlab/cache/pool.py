@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from kvlab.policies.base import EvictionPolicy, LayoutPolicy
-from kvlab.types import IllegalDecision, Now
+from kvlab.types import IllegalDecision, Now, UserError
+
+MAX_BLOCKS = 2**25
+"""Blocks that a pool may have: each has a record of some 250 bytes (8 GB)."""
 
 
 class CachedBlock:
@@ -112,6 +115,8 @@ class BlockPool:
 
     def __init__(self, tier: str, num_blocks: int, block_size: int, eviction: EvictionPolicy | None, layout: LayoutPolicy,
                  on_event: Callable[[str, str, CachedBlock], None] | None = None) -> None:  # fmt: skip
+        if num_blocks > MAX_BLOCKS:
+            raise UserError(f"{num_blocks} blocks are not allowed in a pool: {MAX_BLOCKS:,} at most. Take fewer or larger blocks.")
         self.tier = tier
         self.num_blocks = num_blocks
         self.block_size = block_size

@@ -46,7 +46,7 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} = {value!r} is not allowed: a positive integer.")
-        if not isinstance(self.num_cpu_blocks, int) or self.num_cpu_blocks < 0:
+        if not isinstance(self.num_cpu_blocks, int) or isinstance(self.num_cpu_blocks, bool) or self.num_cpu_blocks < 0:
             raise UserError(f"num_cpu_blocks = {self.num_cpu_blocks!r} is not allowed: 0 (no swap) or a positive integer.")
 
 

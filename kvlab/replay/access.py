@@ -23,6 +23,7 @@ from kvlab.types import IllegalDecision, Now
 
 def replay_access(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> tuple[IntArray, IntArray, list[bytes]]:
     """(object hits by request, prefix hits by request, contents evicted in order). IllegalDecision: a victim not in the cache."""
+    capacity = min(capacity, max(1, trace.num_accesses))  # with more nothing is ever evicted; a policy may set a byte a block aside
     if "demand_fill" in vars(type(policy)):
         object_hits, prefix_hits, gone = type(policy).demand_fill(policy, trace.blocks, capacity)  # type: ignore[attr-defined]
         return np.array(object_hits, dtype=np.int32), np.array(prefix_hits, dtype=np.int32), _contents(gone)

@@ -129,14 +129,17 @@ class Job:
 
 
 def policy_of(eviction: Eviction) -> EvictionPolicy:
-    """A fresh policy from a name, class or object."""
+    """A fresh policy from a name, class or object (its copy, as new: it may have served a run)."""
     if isinstance(eviction, str):
         policy: EvictionPolicy = by_name("eviction", eviction)
         return policy
     if isinstance(eviction, type) and issubclass(eviction, EvictionPolicy):
         return eviction()
     if isinstance(eviction, EvictionPolicy):
-        return copy.deepcopy(eviction)
+        fresh = copy.deepcopy(eviction)
+        if hasattr(fresh, "reset"):
+            fresh.reset()
+        return fresh
     raise UserError(f"eviction = {eviction!r} is not allowed: a name such as 'lru', or an EvictionPolicy class or object.")
 
 

@@ -156,8 +156,18 @@ class AccessTrace:
             row = int(early[0]) + 1
             when = f"at {times[row]} s, before request {row - 1} at {times[row - 1]} s"
             raise UserError(f"The trace {self.name}: request {row} arrives {when}. Sort the requests by arrival.")
+        if not isinstance(self.blocks, BlockRows):
+            self._check_ids()
         if self.input_lengths is not None and not isinstance(self.blocks, BlockRows):
             self._check_lengths(self.input_lengths)
+
+    def _check_ids(self) -> None:
+        """Ids of one kind: to Python 1, 1.0 and True are equal, and policies know a block by its id as text, in which 1 and "1" are."""
+        kinds = {type(block) for blocks in self.blocks for block in blocks}
+        whole = all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds)
+        if not whole and kinds not in ({str}, {bytes}):
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise UserError(f"The trace {self.name} has block ids of the types {names}: whole numbers, or texts, or bytes are allowed.")
 
     def _check_lengths(self, lengths: Sequence[int]) -> None:
         """A request has one id for every full block, and at most one more."""
@@ -194,6 +204,8 @@ def as_trace(trace: Trace, limit: int | None = None, reading: ReadOptions | None
         return _read((reading or ReadOptions()).find(trace), limit, reading or ReadOptions())
     if isinstance(trace, AccessTrace):
         return trace if limit is None else _cut(trace, limit)
+    if not isinstance(trace, Iterable):
+        raise UserError(f"trace = {trace!r:.60} is not allowed: a path, a trace's name, an AccessTrace, or sequences of block ids.")
     blocks = list(islice(trace, limit))
     # Text and records (`Served`) are sequences as well, but not of block ids.
     others = (request for request in blocks if isinstance(request, (str, bytes)) or hasattr(request, "_fields"))
@@ -276,14 +288,14 @@ def _own_blocks(rows: TraceRows, block_size: int) -> AccessTrace:
 
 
 def _accesses(path: Path, limit: int | None) -> AccessTrace:
-    """One id a line; digits become numbers."""
-    ids: list[Hashable] = []
+    """One id a line; numbers where all are (7 and 07 are two texts)."""
+    ids: list[str] = []
     for number, line in islice(numbered_lines(path), limit):
         words = line.split()
         if len(words) != 1:
             raise UserError(f"{path}, line {number}: {line.strip()[:60]!r} is not one block id. One a line, or JSON lines.")
-        ids.append(int(words[0]) if words[0].isdecimal() else words[0])
+        ids.append(words[0])
     blocks: Sequence[Sequence[Hashable]] = [[block] for block in ids]
-    if all(isinstance(block, int) and block < 2**62 for block in ids):
-        blocks = BlockRows(np.arange(len(ids) + 1), np.array(ids, dtype=np.int64))
+    if all(block.isascii() and block.isdigit() and len(block) < 19 and (block[0] != "0" or block == "0") for block in ids):
+        blocks = BlockRows(np.arange(len(ids) + 1), np.array([*map(int, ids)], dtype=np.int64))
     return AccessTrace(path.name, blocks, [0.0] * len(ids), block_tokens=1)

@@ -22,7 +22,7 @@ from kvlab.workload.distributions import number
 from kvlab.workload.sampling import LengthSampling
 from kvlab.workload.tokens import RandomTokens
 from kvlab.workload.trace_window import TraceWindow
-from kvlab.workload.traces import Ints, TraceRows, find_trace, numbered_lines, trace_folders
+from kvlab.workload.traces import MAX_TOKENS, Ints, TraceRows, find_trace, numbered_lines, trace_folders
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 # Seven digits of a second (2023) and a zone (2024) are more than datetime keeps: the fraction is read apart.
@@ -87,9 +87,12 @@ def _whole_second(text: str, zone: str) -> int:
 
 def _length(where: str, column: str, text: str) -> int:
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
         raise UserError(f"{where}: {column} = {text!r} is not a whole number of tokens.") from None
+    if abs(value) > MAX_TOKENS:
+        raise UserError(f"{where}: {column} = {value} is no length: {MAX_TOKENS:,} tokens at most.")
+    return value
 
 
 def scaled(lengths: Ints, scale: float) -> Ints:

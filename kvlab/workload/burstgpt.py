@@ -24,7 +24,7 @@ from kvlab.workload.distributions import number
 from kvlab.workload.sampling import LengthSampling
 from kvlab.workload.tokens import RandomTokens
 from kvlab.workload.trace_window import TraceWindow
-from kvlab.workload.traces import TraceRows, find_trace, numbered_lines, trace_folders
+from kvlab.workload.traces import MAX_TOKENS, TraceRows, find_trace, numbered_lines, trace_folders
 
 COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens", "Log Type")
 
@@ -95,6 +95,8 @@ def _tokens(where: str, column: str, text: str) -> int:
         raise UserError(f"{where}: {column} = {text!r} is not a whole number of tokens.") from None
     if value < 0:
         raise UserError(f"{where}: {column} = {value} is negative.")
+    if value > MAX_TOKENS:
+        raise UserError(f"{where}: {column} = {value} is no length: {MAX_TOKENS:,} tokens at most.")
     return value
 
 

@@ -18,7 +18,7 @@ from kvlab.types import UserError
 from kvlab.workload import rng
 from kvlab.workload.base import WorkloadContext
 from kvlab.workload.tokens import RandomTokens
-from kvlab.workload.traces import Ints, TraceRows
+from kvlab.workload.traces import MAX_TOKENS, Ints, TraceRows
 
 COMMON_BLOCK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Block sizes that a message offers as an explanation of a wrong number of ids."""
@@ -56,7 +56,7 @@ def json_row(where: str, line: str, fields: Sequence[str], format_words: str) ->
     """The object of a line; UserError if it is none or lacks one of the fields. `format_words`: what a row of the format has."""
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: broken JSON ({error}).") from error
     if not isinstance(row, dict):
         raise UserError(f"{where}: a JSON object is expected, not {type(row).__name__}.")
@@ -69,7 +69,7 @@ def json_row(where: str, line: str, fields: Sequence[str], format_words: str) ->
 def time_field(where: str, row: dict[str, Any], unit: str) -> float:
     """`timestamp`, a finite number; 0 where there is none."""
     value = row.get("timestamp", 0)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e18:
         raise UserError(f"{where}: timestamp = {value!r} is not allowed: {unit}.")
     return float(value)
 
@@ -81,6 +81,8 @@ def length_field(where: str, row: dict[str, Any], name: str) -> int:
         raise UserError(f"{where}: {name} = {value!r} is not allowed: a whole number of tokens.")
     if value < 0:
         raise UserError(f"{where}: {name.replace('_', ' ')} {value} is negative.")
+    if value > MAX_TOKENS:
+        raise UserError(f"{where}: {name.replace('_', ' ')} {value} is no length: {MAX_TOKENS:,} tokens at most.")
     return value
 
 

@@ -24,6 +24,8 @@ Floats = npt.NDArray[np.float64]
 
 SUFFIXES = ("", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".json", ".json.gz", ".txt", ".txt.gz")
 ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".json", ".json.gz", ".txt", ".txt.gz")
+MAX_TOKENS = 2**40
+"""More is no length but a fault of the file."""
 LFS_POINTER = "version https://git-lfs.github.com/"
 
 
