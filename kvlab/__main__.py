@@ -1,8 +1,7 @@
 """`python -m kvlab` is `python -m kvlab.experiment`."""
 
-import sys
-
 from kvlab.experiment import main
+from kvlab.types.piping import exit_code
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(exit_code(main))

@@ -23,6 +23,7 @@ from kvlab.engine.cost.linear import SCALES
 from kvlab.model.config import LlamaConfig
 from kvlab.results import Run
 from kvlab.types import KvlabError, UserError, unknown_name
+from kvlab.types.piping import exit_code
 
 HOST_MS = ("schedule_ms", "commit_ms", "record_ms")
 VIRTUAL = ("simulated", "recorded")
@@ -197,4 +198,4 @@ def format_fit(fit: Fit) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(exit_code(main))

@@ -1,7 +1,8 @@
 """The main door: `python -m kvlab.experiment +policy=lru`, and sweeps with `-m +policy=lru,fifo block_size=8,16,32`.
 
-Exit codes: 0 every run ended well, 1 a run failed or refused requests that can never fit, 2 a wrong key, name or value,
-130 interrupted (Ctrl-C), 143 ended by SIGTERM.
+Exit codes: 0 every run ended well; 1 a run failed, or refused some requests that can never fit; 2 a user's error: a wrong key, name,
+value or file, a combination that can't work, a pool that fits no request; 130 interrupted (Ctrl-C), 143 ended by SIGTERM. A sweep's is
+1 if a run failed by itself or refused requests, else 2 if one met a user's error.
 Each run writes its own folder; one that fails in a sweep doesn't stop the others, and the sweep ends with a table of all of them.
 """
 
@@ -25,9 +26,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from kvlab.composition import as_user_error, check_overrides
-from kvlab.results import Run
+from kvlab.results import Run, Runs, load_runs
 from kvlab.trace.store import disk_error
 from kvlab.types import UserError
+from kvlab.types.piping import exit_code
 
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -84,7 +86,7 @@ def _refused(done: Run) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = _overrides_together(list(sys.argv[1:] if argv is None else argv))
     _Process.exit_code, _Process.sweep_dir, _Process.terminated = OK, None, False
     try:
         _check(arguments)
@@ -105,6 +107,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # --help, --cfg and errors of the argument parser
         code = end.code if isinstance(end.code, int) else FAILED
     return _end_of_sweep(code) if _Process.sweep_dir is not None else code
+
+
+def _overrides_together(arguments: list[str]) -> list[str]:
+    """The command line with its overrides in a row: Hydra's parser gives up on those that follow an option that follows another."""
+    try:
+        parsed, left = get_args_parser().parse_known_args(arguments)
+    except SystemExit:  # said again, where it is caught, by the parser's next turn
+        return arguments
+    if not left or any(word.startswith("-") for word in left):
+        return arguments
+    options = list(arguments)
+    for word in [*parsed.overrides, *left]:
+        options.remove(word)
+    return [*parsed.overrides, *left, *options]
 
 
 def _check(arguments: Sequence[str]) -> None:
@@ -149,12 +165,19 @@ def _end_of_sweep(code: int) -> int:
     folder = _Process.sweep_dir
     if folder is None or not folder.is_dir():
         return code
-    table, num_failed = sweep_table(folder)
-    print(table)
+    runs = load_runs(folder)
+    print(sweep_table(runs)[0])
     print(f"\nFolder: {_shown(folder)}")
-    if code in (OK, FAILED, USER_ERROR) and num_failed:
+    return max(code, _code_of(runs)) if code in (OK, INTERRUPTED, TERMINATED) else _code_of(runs) or code
+
+
+def _code_of(runs: Runs) -> int:
+    """What a sweep's runs came to, read from their folders: launchers may have run them in other processes."""
+    failed = [run for run in runs if run.state != "finished"]
+    by_user = [run for run in failed if (run.status.get("error") or {}).get("type") == "UserError"]
+    if len(by_user) < len(failed) or any(run.summary.get("num_refused") for run in runs if run.state == "finished"):
         return FAILED
-    return code
+    return USER_ERROR if by_user else OK
 
 
 def _say(*lines: str) -> None:
@@ -173,4 +196,4 @@ if __name__ == "__main__":
     # The functions of the imported module, not of __main__: launchers that start other processes can pickle them.
     from kvlab.experiment import main as imported_main
 
-    sys.exit(imported_main())
+    raise SystemExit(exit_code(imported_main))

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvlab.policies.registry import SEAMS, PolicyRow, list_policies
 from kvlab.types import KvlabError, unknown_name
+from kvlab.types.piping import exit_code
 
 USAGE = f"""usage: python -m kvlab.policies [SEAM ...] [--long | --markdown]
   SEAM         {", ".join(SEAMS)} (all, if none is given)
@@ -87,4 +88,4 @@ def _markdown(rows: Sequence[PolicyRow]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,15 @@ def test_lengths_of_csv_files_that_no_array_holds(tmp_path: Path, value: str) ->
     for path in (azure, burst):
         with pytest.raises(UserError, match=rf"line 2: (ContextTokens|Request tokens) = {value} is (no length|negative)"):
             replay(path)
+
+
+@pytest.mark.parametrize("command", [["kvlab.policies", "--long"], ["kvlab.trace"]])
+def test_a_reader_may_stop_reading(command: list[str]) -> None:
+    """As `| head -1` does: no traceback, and the exit code of a program that SIGPIPE ended."""
+    process = subprocess.Popen([sys.executable, "-u", "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 141

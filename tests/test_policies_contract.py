@@ -104,6 +104,40 @@ class NotANumber(base.SchedulingPolicy):
         return (float("nan"),)
 
 
+class NotANumberForABlock(base.KeyEviction):
+    """A sort by NaN is no order: another policy would act, silently."""
+
+    def key(self, block: BlockView) -> tuple[float, ...]:
+        return (float("nan"), block.used_tick)
+
+
+class KeepsItsCandidates(Lru):
+    """Nothing is left of them when all were evicted, but a run may break off."""
+
+    def reset(self) -> None:
+        if not hasattr(self, "_order"):
+            super().reset()
+
+
+class NoReset(base.EvictionPolicy):
+    """State, and no way to be as new."""
+
+    def __init__(self) -> None:
+        self.order: dict[int, None] = {}
+
+    def release(self, block: BlockView, now: Now, preempted: bool) -> None:
+        self.order[block.block_id] = None
+
+    def hit(self, block: BlockView, now: Now) -> None:
+        self.order.pop(block.block_id, None)
+
+    def evict(self, block: BlockView, now: Now) -> None:
+        self.order.pop(block.block_id, None)
+
+    def victim(self, now: Now) -> int:
+        return next(iter(self.order))
+
+
 class NotStatic(base.SchedulingPolicy):
     def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
         return (now.now_s - group.arrival_s,)
@@ -392,7 +426,8 @@ class SecretlyHalf(base.KVDtypePolicy):
 BROKEN: list[tuple[Callable[..., Any], str]] = [
     (Abstract, "contract"), (ForgetsParameter, "constructor"), (ChangesParameter, "constructor"), (ReadsClock, "no clock"),
     (UsesGlobalRandom, "seeded"), (UsesHash, "determinism"), (RemembersInTheClass, "determinism"), (WritesToGroup, "read-only"),
-    (WritesToBlock, "read-only"), (PeeksAtOutput, "no oracle"), (NotANumber, "total order"), (NotStatic, "static key"),
+    (WritesToBlock, "read-only"), (PeeksAtOutput, "no oracle"), (NotANumber, "total order"), (NotANumberForABlock, "total order"),
+    (KeepsItsCandidates, "reset"), (NoReset, "reset"), (NotStatic, "static key"),
     (UnknownQueue, "phases"), (Idles, "work conserving"), (ChunkOverBudget, "chunk range"), (NeverSplits, "progress"),
     (LeavesOneOut, "order"), (SendsAnyoneAway, "displacement"), (NeverSettles, "drains"), (ServesOneAlone, "running order"),
     (NoBudget, "token budget"), (AnswersYes, "admission answer"), (NegativeHeadroom, "headroom"), (InventsVictim, "victim"),

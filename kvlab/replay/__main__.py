@@ -16,6 +16,7 @@ from kvlab.replay.curve import LruCurve
 from kvlab.replay.job import Job
 from kvlab.replay.sweeping import Failure, run_points
 from kvlab.types import KvlabError, UserError, unknown_name
+from kvlab.types.piping import exit_code
 from kvlab.workload.public_traces import table
 
 if TYPE_CHECKING:
@@ -23,19 +24,20 @@ if TYPE_CHECKING:
 
 USAGE = """usage: python -m kvlab.replay TRACE [KEY=VALUE ...]
        python -m kvlab.replay --list     public traces that are fetched by name
+Lower-case values are the defaults.
   TRACE                        a file, a name in the folders of KVLAB_TRACES, or a public trace
                                (Mooncake, Qwen-Bailian, ShareGPT, Azure, BurstGPT, or one id a line)
-  eviction=lru,fifo            policies; all: every one that needs no parameters
-  capacity=1000,5000           blocks; 40000tok: tokens; 8GiB: bytes of model; with semantics=access also 0.1 or 10%: a share of the
-                               trace's distinct blocks
+  eviction=lru                 policies, e.g. lru,fifo; all: every one that needs no parameters
+  capacity=1000                one or several, e.g. 1000,5000: blocks; 40000tok: tokens; 8GiB: bytes of model; with semantics=access
+                               also 0.1 or 10%: a share of the trace's distinct blocks
   capacity_unit=blocks         what plain numbers are: blocks, tokens, bytes, share
-  model=llama3_8b kv_dtype=bfloat16   whose K and V bytes are of: a name, or a model's folder
+  model=NAME kv_dtype=bfloat16 whose K and V bytes are of, e.g. llama3_8b, or a model's folder
   semantics=access             access: a classic cache simulation; engine: as an engine that serves one request after the other
   warmup=0                     requests, or a share of them (0.1), that fill the cache and are in no figure
   curve=false                  true: LRU at all capacities in one pass (semantics=access)
-  limit=500                    the first so many requests
+  limit=N                      the first so many requests only
   jobs=1                       processes
-  out=hits.csv                 also write the rows (all capacities with curve=true): .csv or .parquet
+  out=FILE                     also write the rows (all capacities with curve=true): .csv or .parquet
   block_size=16 tokenizer=bytes interleave=1     ShareGPT: tokens per block; bytes, smollm2 or a model's folder; conversations that
                                take turns (Azure and BurstGPT: block_size)
   trace_block_tokens=512       Mooncake: tokens an id stands for
@@ -225,4 +227,4 @@ def _write(frame: pd.DataFrame, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

@@ -22,7 +22,7 @@ from kvlab.policies.base import PreemptionPolicy
 from kvlab.policies.preemption.mode import Recompute
 from kvlab.policies.registry import SEAMS, seam_of
 from kvlab.testing.drivers import DRIVERS
-from kvlab.testing.eviction import check_metadata_is_bounded
+from kvlab.testing.eviction import check_metadata_is_bounded, drive_eviction
 from kvlab.testing.rules import RULES, Rules
 from kvlab.types import UserError, unknown_name
 
@@ -85,11 +85,16 @@ def _check_constructor(cls: type, policy: object, rules: Rules) -> None:
 
 
 def _check_reset(make: Callable[[], Any], seam: str, expected: list[object], seed: int, rules: Rules) -> None:
-    """A policy that was used and reset decides as a new one."""
+    """A policy that was used and reset decides as a new one, also after a run that broke off. Without `reset` it has no state to lose."""
     policy = make()
-    if not callable(getattr(policy, "reset", None)):
-        return
-    rules.run(DRIVERS[seam], policy, Random(seed + 1), rules)
-    rules.run(policy.reset)
-    again = rules.run(DRIVERS[seam], policy, Random(seed), rules)
+    if seam == "eviction":
+        rules.run(drive_eviction, policy, Random(seed + 1), rules, False)
+    else:
+        rules.run(DRIVERS[seam], policy, Random(seed + 1), rules)
+    if callable(getattr(policy, "reset", None)):
+        rules.run(policy.reset)
+    try:
+        again = rules.run(DRIVERS[seam], policy, Random(seed), rules)
+    except AssertionError as error:  # as new it kept all rules
+        raise rules.broken("reset", str(error)) from error
     rules.same(expected, again, "reset", f"event sequence {seed}, after another one and reset()")

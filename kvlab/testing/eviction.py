@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from random import Random
 
-from kvlab.policies.base import EvictionPolicy
+from kvlab.policies.base import EvictionPolicy, KeyEviction
 from kvlab.testing.rules import Rules
 from kvlab.testing.views import View, set_view
 from kvlab.types import Now
@@ -111,6 +111,10 @@ class ModelPool:
                 set_view(block, used_tick=self.tick, used_s=self.now.now_s)
                 before = set(self.candidates()) - {block.block_id} if self.policy.num_pinned else set()
                 self.policy.release(block, self.now, preempted)
+                if isinstance(self.policy, KeyEviction):
+                    key = self.policy.key(block)
+                    numbers = isinstance(key, tuple) and all(isinstance(part, (int, float)) and part == part for part in key)
+                    self.rules.require(numbers, "total order", f"key of block {block.block_id} is {key!r}")
                 lost = before - set(self.candidates())
                 self.rules.require(not lost, "pins", f"the release of block {block.block_id} pinned {sorted(lost)}")
 
@@ -136,8 +140,9 @@ class ModelPool:
         self.rules.require(sorted(gone) == expected, "remembers", f"candidates {expected}, evicted {gone}")
 
 
-def drive_eviction(policy: EvictionPolicy, rng: Random, rules: Rules) -> list[object]:
-    """Requests with shared prefixes that overlap, are preempted, and a reset of the cache in between."""
+def drive_eviction(policy: EvictionPolicy, rng: Random, rules: Rules, to_the_end: bool = True) -> list[object]:
+    """Requests with shared prefixes that overlap, are preempted, and a reset of the cache in between. Without `to_the_end` it breaks off,
+    with blocks held and cached."""
     if policy.sees_future:  # a future that comes otherwise: a policy may be misled, never err
         foreseen = Random(rng.randint(0, 99))
         policy.foresee([_contents(foreseen) for _ in range(60)])
@@ -161,6 +166,8 @@ def drive_eviction(policy: EvictionPolicy, rng: Random, rules: Rules) -> list[ob
         if rng.random() < 0.03 and not held:  # the cache is reset: blocks go that the policy did not choose
             for block_id in pool.unheld():
                 pool.evict(block_id)
+    if not to_the_end:
+        return pool.decisions
     for blocks in held:
         pool.release(blocks, preempted=False)
     pool.drain()

@@ -2,6 +2,7 @@
 
 from kvlab.trace.schema import TABLES, markdown_table
 from kvlab.trace.summary import markdown_figures
+from kvlab.types.piping import exit_code
 
 
 def document() -> str:
@@ -11,4 +12,4 @@ def document() -> str:
 
 
 if __name__ == "__main__":
-    print(document(), end="")
+    raise SystemExit(exit_code(lambda: print(document(), end="")))
