@@ -62,7 +62,8 @@ FIGURES = (
         for statistic in ("mean", "median", "p99")
     ),
     Figure("prefix_cache_hit_rate_tokens", "Prefix cache hit rate", "fraction", "hits / queries in tokens, first admissions"),
-    Figure("preempted_hit_rate_tokens", "Hit rate of readmissions", "fraction", "the same for readmissions after a preemption; tokens brought back from swap count as found"),
+    Figure("preempted_hit_rate_tokens", "Hit rate of readmissions", "fraction",
+           "the same for readmissions after a preemption; tokens brought back from swap count as found"),
     Figure("num_preemptions", "Preemptions", "", "times a request gave way"),
     Figure("recomputed_tokens", "Recomputed tokens", "tokens", "computed again after a preemption"),
     Figure("num_evicted_blocks", "Evicted blocks", "blocks", "cached blocks evicted"),
