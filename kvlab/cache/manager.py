@@ -211,13 +211,11 @@ class KVCacheManager:
     def add_blocks(self, seqs: Sequence[Seq]) -> int:
         """One more block for each of these tables, in order, as if each grew by a token: how many got one before blocks ran out."""
         if self._on_event is None and type(self.layout) is Paged and len(seqs) <= len(self.pool.free):
-            new = self.pool.allocate(len(seqs))
-            assert new is not None, "counted before"
-            for seq, block_id in zip(seqs, new, strict=True):
+            size = self.block_size
+            for seq, block_id in zip(seqs, self.pool.take_lowest(len(seqs)), strict=True):
                 table = seq.table
-                assert table is not None
-                table.block_ids.append(block_id)
-                table.capacity += self.block_size
+                table.block_ids.append(block_id)  # type: ignore[union-attr]
+                table.capacity += size  # type: ignore[union-attr]
             self.cause = seqs[-1].group.request_id
             return len(seqs)
         for i, seq in enumerate(seqs):

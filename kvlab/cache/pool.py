@@ -66,6 +66,18 @@ class FreeBlocks:
             self._hint = found[0]
         return found
 
+    def take_lowest(self, num_blocks: int) -> list[int]:
+        """The `num_blocks` lowest free ids, ascending, free no longer; there are so many."""
+        found, start, is_free = [], self._hint, self._is_free
+        for _ in range(num_blocks):
+            block_id = is_free.index(1, start)
+            is_free[block_id] = 0
+            found.append(block_id)
+            start = block_id + 1
+        self._len -= num_blocks
+        self._hint = start
+        return found
+
     def first_run(self, num_blocks: int, start: int = 0) -> int | None:
         """First id of the lowest run of `num_blocks` consecutive free blocks from id `start` on; None when there is none."""
         first = self._is_free.find(b"\x01" * num_blocks, max(start, self._hint))
@@ -95,6 +107,14 @@ class FreeBlocks:
         for block_id in block_ids:
             self._is_free[block_id] = 0
             self._len -= 1
+
+    def give_all(self, block_ids: list[int]) -> None:
+        """Mark as free."""
+        is_free = self._is_free
+        for block_id in block_ids:
+            is_free[block_id] = 1
+        self._len += len(block_ids)
+        self._hint = min(self._hint, *block_ids)
 
     def give(self, block_id: int) -> None:
         """Mark as free."""
@@ -197,6 +217,13 @@ class BlockPool:
         self.take(block_ids)
         return block_ids
 
+    def take_lowest(self, num_blocks: int) -> list[int]:
+        """`allocate` for layout=paged, where free blocks suffice and nobody listens."""
+        block_ids, blocks = self.free.take_lowest(num_blocks), self.blocks
+        for block_id in block_ids:
+            blocks[block_id].ref_count = 1
+        return block_ids
+
     def take(self, block_ids: list[int]) -> None:
         """Free blocks are held by a table from now on."""
         self.free.take(block_ids)
@@ -292,6 +319,8 @@ class BlockPool:
 
     def release(self, block_ids: Iterable[int], preempted: bool = False) -> None:
         """A table lets go of blocks; give them tail first, so that a prefix outlives its continuation."""
+        given: list[int] = []  # free again, where nobody asks one by one
+        tells = self.on_event is not None or self._gave is not None
         for block_id in block_ids:
             block = self.blocks[block_id]
             assert block.ref_count > 0, f"block {block_id} of tier {self.tier} released more often than held"
@@ -299,6 +328,9 @@ class BlockPool:
             if block.ref_count:
                 continue
             if not block.content:
+                if not tells:
+                    given.append(block_id)
+                    continue
                 self._give(block)
                 if self.on_event:
                     self.on_event("free", self.tier, block)
@@ -311,6 +343,8 @@ class BlockPool:
             self.eviction.release(block, self.now, preempted)
             if self.on_event:
                 self.on_event("release", self.tier, block)
+        if given:
+            self.free.give_all(given)
 
     def publish(self, block_id: int, content: bytes, parent: bytes | None, depth: int) -> bool:
         """Make a held, full block findable. False when its content is there already: duplicate content keeps the first block."""

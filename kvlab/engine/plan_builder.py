@@ -77,8 +77,9 @@ class PlanBuilder:
         fresh: dict[int, tuple[int, ...]] = {}
         size = kv.block_size
         for seq in self.lanes.take_untold() if self.lanes is not None else ():
-            if seq.table is not None and seq.table.num_sent != len(seq.table.block_ids):
-                self._tell_table(seq.seq_id, seq.table, tables, fresh)
+            table = seq.table
+            if table is not None and table.num_sent != len(table.block_ids):
+                self._tell_table(seq.seq_id, table, tables, fresh)
         for work in self.work.values():
             for seq, num_new, num_samples in work:
                 table = seq.table

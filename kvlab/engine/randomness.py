@@ -17,6 +17,7 @@ _32 = np.uint64(32)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _ROUNDS = 10
+_MIX = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 1, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)))
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
@@ -64,6 +65,10 @@ def mixed(seed: int, number: int) -> int:
 
 def mixed_each(seeds: Words, numbers: Words | np.uint64) -> Words:
     """`mixed` of arrays of 64-bit words."""
-    x: Words = (seeds * np.uint64(0x9E3779B97F4A7C15) + numbers + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x: Words = seeds * _MIX[0] + numbers
+    x += _MIX[1]
+    x *= _MIX[2]
+    x ^= x >> _MIX[3]
+    x *= _MIX[4]
+    x ^= x >> _MIX[5]
+    return x

@@ -74,6 +74,7 @@ class Scheduler:
         self.released: list[int] = []  # sequences the runner must forget, since the last plan
         self.forked: list[Sequence] = []  # sequences made by the last commit: the runner must start them
         self._num_admitted = 0
+        self._legal_phases: Seqs[Seqs[str]] = ()
         self._displaces = type(policies.scheduling).displaces is not base.SchedulingPolicy.displaces
         self._orders_running = type(policies.batching).running_order is not base.BatchingPolicy.running_order
         self._tell_entered = hearers(policies, "entered")
@@ -117,8 +118,12 @@ class Scheduler:
 
     def _phases(self, now: Now) -> Seqs[Seqs[str]]:
         phases = self.policies.batching.phases(self.queues, now)
+        if phases is self._legal_phases:  # a constant of the policy's
+            return phases
         if not all(phase in self._enterers for alternative in phases for phase in alternative):
             raise IllegalDecision("batching", self.policies.batching, f"phases {phases!r}", "orders of running, waiting, swapped")
+        if isinstance(phases, tuple) and all(isinstance(alternative, tuple) for alternative in phases):
+            self._legal_phases = phases
         return phases
 
     # ----------------------------------------------------------------- running

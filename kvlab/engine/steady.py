@@ -71,6 +71,7 @@ class Lanes:
         self._first: Ints = np.zeros(0, dtype=np.int64)  # tokens computed at offset 0
         self._last: Ints = np.zeros(0, dtype=np.int64)  # offset of the step whose token is the last that may come
         self._phase: Ints = np.zeros(0, dtype=np.int64)  # offset, modulo the block size, of steps that need a block
+        self._short: dict[int, tuple[list[int], list[Sequence]]] = {}  # by phase: lanes that need a block, and their sequences
         self._next_end = 0
         self._end_ids: tuple[int, ...] = ()
         self._rows: Ints = np.zeros((NUM_ROWS, 0), dtype=np.int64)  # tokens that sequences have not been given
@@ -136,6 +137,7 @@ class Lanes:
     def _renew(self) -> None:
         """What follows from the lanes there are."""
         self.seq_ids = tuple([seq.seq_id for seq in self.seqs])
+        self._short = {}
         self._next_end = int(self._last.min())
         self._end_ids = tuple(sorted({token for group in self.groups for token in group.end_ids}))
 
@@ -184,8 +186,14 @@ class Lanes:
 
     def grow(self) -> int:
         """Give each lane the slot for its next token, in order. Returns how many have it: fewer than there are when blocks ran out."""
-        short = np.flatnonzero(self._phase == self.offset % self._kv.block_size).tolist()
-        num_grown = self._kv.add_blocks([self.seqs[lane] for lane in short]) if short else 0
+        phase = self.offset % self._kv.block_size
+        if phase not in self._short:
+            lanes = np.flatnonzero(self._phase == phase).tolist()
+            self._short[phase] = lanes, [self.seqs[lane] for lane in lanes]
+        short, seqs = self._short[phase]
+        if not short:
+            return len(self.groups)
+        num_grown = self._kv.add_blocks(seqs)
         self.num_blocks += num_grown
         self._untold += short[:num_grown]
         return len(self.groups) if num_grown == len(short) else short[num_grown]

@@ -47,6 +47,8 @@ def _count(plan: Plan) -> StepWork:
     num_moved, num_copied = len(plan.swap_in) + len(plan.swap_out), len(plan.copies)
     if isinstance(scheduled, Decodes):
         num, keys = len(scheduled.seq_ids), scheduled.num_keys
+        if not scheduled.rest:
+            return StepWork(num, num, num, num, keys, keys, num_moved, num_copied)
         rest = _count(plan._replace(scheduled=scheduled.rest))
         return StepWork(rest.num_tokens + num, rest.num_seqs + num, rest.num_decode_seqs + num, rest.num_sampled_seqs + num,
                         rest.num_kv_tokens_read + keys, rest.num_attention_pairs + keys, num_moved, num_copied)  # fmt: skip

@@ -15,6 +15,7 @@ from kvlab.engine.stopping import end_token_ids
 from kvlab.types import Candidate, SamplingParams
 
 _MASK = 2**64 - 1
+_ZERO = np.uint64(0)
 _WEIGHTS = np.zeros(0, dtype=np.uint64)
 _WEIGHT_LIST: list[int] = []  # the same as Python's integers: one token is quicker without numpy
 
@@ -71,17 +72,29 @@ class FakeModel:
         return mixed(seed & _MASK, stream)
 
     @staticmethod
-    def hash_each(ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], end: int | None = None) -> npt.NDArray[np.uint64]:
-        """`hash_tokens` of single tokens of many sequences. `end`: above all positions, where that is known."""
-        weights: npt.NDArray[np.uint64] = position_weights(int(positions.max()) + 1 if end is None else end)[positions]
+    def hash_each(ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        """`hash_tokens` of single tokens of many sequences."""
+        weights: npt.NDArray[np.uint64] = position_weights(int(positions.max()) + 1)[positions]
         return (ids + np.uint64(1)) * weights
 
     def next_tokens(self, hashes: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64], salts: npt.NDArray[np.uint64],
                     is_sampled: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:  # fmt: skip
         """`next_token` of many sequences of which nothing is masked. salts: as `salt` gives them."""
         if is_sampled.any():
-            hashes = np.where(is_sampled, hashes ^ mixed_each(salts, positions.astype(np.uint64)), hashes)
-        return (mixed_each(hashes, np.uint64(0)) % np.uint64(self.vocab_size)).view(np.int64)
+            hashes = hashes ^ self.noise(positions, salts, is_sampled)
+        return self.pick(hashes)
+
+    @staticmethod
+    def noise(positions: npt.NDArray[np.int64], salts: npt.NDArray[np.uint64],
+              is_sampled: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:  # fmt: skip
+        """What a prefix's hash is mixed with before the token at `positions` is picked: 0 where it is greedy."""
+        return mixed_each(salts, positions.astype(np.uint64)) * is_sampled
+
+    def pick(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Tokens of which nothing is masked."""
+        bits = mixed_each(hashes, _ZERO)
+        bits %= np.uint64(self.vocab_size)
+        return bits.view(np.int64)
 
     def candidates(self, prefix_hash: int, sampling: SamplingParams) -> tuple[Candidate, ...]:
         """Distinct continuations with falling made-up log-probabilities."""

@@ -9,12 +9,17 @@ import numpy.typing as npt
 
 from kvlab.engine.cost import Constant, CostModel
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
-from kvlab.engine.runners.fake_tokens import FakeModel, hash_token, hash_tokens
+from kvlab.engine.runners.fake_tokens import FakeModel, hash_token, hash_tokens, position_weights
 from kvlab.types import Candidate, Outcome, Plan, ScheduledSeq, SeqStart
 from kvlab.types.columns import Decodes, Ints, OneEach
 
 FEW = 12
 """Of fewer sequences one after the other is quicker than array operations."""
+
+AHEAD = 16
+"""Steps for which the weights of positions are looked up at once."""
+
+_ONE = np.uint64(1)
 
 Forks = dict[int, tuple[int, ...]]
 Candidates = dict[int, tuple[Candidate, ...]]
@@ -66,7 +71,8 @@ class _Lanes:
         self._hashes = rows.hash[places]
         self._salts = rows.salt[places]
         self._is_sampled = rows.is_sampled[places]
-        self._end = int(self._first.max()) + 1  # of the positions at offset 0
+        self._weights = self._noise = np.zeros((0, 0), dtype=np.uint64)  # of the next steps
+        self._ahead = AHEAD
         self.are_plain = bool((rows.is_plain[places] & (rows.upto[places] == self._first + self._offset)).all())
 
     def goes_on(self, scheduled: Decodes) -> bool:
@@ -75,10 +81,23 @@ class _Lanes:
 
     def decode(self, model: FakeModel, ids: Ints) -> Ints:
         """The next token of each."""
-        positions = self._first + self._offset
+        if self._ahead == AHEAD:
+            self._look_ahead(model)
+        now = self._ahead
+        self._ahead += 1
         self._offset += 1
-        self._hashes = self._hashes + model.hash_each(ids.view(np.uint64), positions, self._end + self._offset)
-        return model.next_tokens(self._hashes, positions + 1, self._salts, self._is_sampled)
+        new = ids.view(np.uint64) + _ONE
+        new *= self._weights[now]
+        self._hashes += new
+        return model.pick(self._hashes ^ self._noise[now] if len(self._noise) else self._hashes)
+
+    def _look_ahead(self, model: FakeModel) -> None:
+        """What depends on positions alone, for some steps at once."""
+        positions = np.arange(self._offset, self._offset + AHEAD)[:, None] + self._first
+        self._weights = position_weights(int(positions.max()) + 1)[positions]
+        if self._is_sampled.any():
+            self._noise = model.noise(positions + 1, self._salts, self._is_sampled)
+        self._ahead = 0
 
     def write(self, rows: _Rows) -> None:
         """Back into the rows. (A sequence that has been released has its place until its plan is carried out.)"""

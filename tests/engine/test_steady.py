@@ -1,0 +1,217 @@
+"""Groups that only decode are kept in columns (`kvlab.engine.steady`): whatever happens, an engine with them and one without decide the
+same, step by step, and say the same of it. An engine has none below `FEWEST` groups, so that number chooses the way."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import pytest
+from engine_support import Log, make_engine, policies, policy_names, prompt_of, request, run_to_end
+
+from kvlab.engine import Engine, steady
+from kvlab.engine.runners.simulated import SimulatedRunner
+from kvlab.policies.batching import Chunked
+from kvlab.policies.prefix_cache import Radix
+from kvlab.testing.invariants import check_drained, check_invariants
+from kvlab.types import GroupView, Now, UserError
+from kvlab.types.columns import Decodes
+
+NEVER = 10**9
+EOS = (3,)
+VOCAB = 23
+KINDS: list[dict[str, Any]] = [{}] * 6 + [
+    {"temperature": 1.0}, {"ignore_eos": False}, {"ignore_eos": False, "temperature": 1.0}, {"stop_token_ids": (5, 7)},
+    {"n": 2, "temperature": 1.0}, {"beam_width": 2}, {"min_tokens": 3, "ignore_eos": False}, {"logprobs": None, "seed": 4},
+]  # fmt: skip
+
+
+class Silent(Log):
+    """Does not ask for block events: blocks may then be taken several at once."""
+
+    wants_block_events = False
+
+
+class Counted:
+    """How often lanes were used."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps = self.lanes = self.mixed = 0
+        plan = steady.Lanes.plan
+
+        def counted(lanes: steady.Lanes, rest: Any, rest_ids: Any) -> Any:
+            self.steps, self.lanes, self.mixed = self.steps + 1, self.lanes + len(lanes), self.mixed + bool(rest)
+            return plan(lanes, rest, rest_ids)
+
+        monkeypatch.setattr(steady.Lanes, "plan", counted)
+
+
+def scene(seed: int, fewest: int, monkeypatch: pytest.MonkeyPatch, listens: bool, **fixed: Any) -> Log:
+    """Requests of all kinds that come in the middle, some aborted, in a pool too small for all of them."""
+    monkeypatch.setattr(steady, "FEWEST", fewest)
+    draw = Random(seed)
+    size = fixed.pop("block_size", draw.choice([1, 3, 16, 17]))
+    drawn = ("scheduling", "batching", "admission", "preemption", "eviction")
+    seams: dict[str, Any] = {seam: draw.choice(policy_names(seam)) for seam in drawn}
+    seams["prefix_cache"] = draw.choice(["none", "none", "hash", Radix(), Radix(partial_block_copy=True)])
+    seams |= {"mode": draw.choice(policy_names("preemption/mode"))} | fixed
+    engine, log = make_engine(
+        draw.randint(30, 60) * 16 // size, size, policies(**seams), eos=EOS, vocab_size=VOCAB, log=None if listens else Silent(),
+        runner=None if draw.random() < 0.5 else SimulatedRunner(VOCAB), num_cpu_blocks=draw.choice([0, 200]), block_bytes=300_000,
+        max_num_batched_tokens=draw.choice([24, 64, 2048]), max_num_seqs=draw.choice([10, 24]),
+    )  # fmt: skip
+    for i in range(30):
+        submit(engine, draw, i)
+        for _ in range(draw.choice([0, 0, 1, 3, 9])):
+            engine.step()
+            check_invariants(engine)
+        if draw.random() < 0.1:
+            engine.abort(f"r{draw.randint(0, i)}")
+            check_invariants(engine)
+    run_to_end(engine, 5_000)
+    check_drained(engine)
+    return log
+
+
+def submit(engine: Engine, draw: Random, number: int) -> None:
+    kind, max_tokens = draw.choice(KINDS), draw.randint(3, 60)
+    prompt = prompt_of(20, number % 2, VOCAB)[: draw.choice([0, 0, 17, 20])] + prompt_of(draw.randint(1, 30), number, VOCAB)
+    with suppress(UserError):
+        engine.add_request(request(f"r{number}", prompt, max_tokens, priority=draw.randint(0, 2), **kind))
+
+
+def same(one: Log, other: Log) -> None:
+    """Plans, outcomes, counts, block events and records, step by step."""
+    assert len(one.plans) == len(other.plans)
+    for plan, plan_, outcome, outcome_, stats, stats_ in zip(
+            one.plans, other.plans, one.outcomes, other.outcomes, one.stats, other.stats, strict=True):  # fmt: skip
+        assert plan.decisions() == plan_.decisions()
+        assert plan == plan_
+        assert outcome == outcome_
+        assert stats._replace(schedule_ms=0, execute_ms=0, commit_ms=0) == stats_._replace(schedule_ms=0, execute_ms=0, commit_ms=0)
+    assert one.events == other.events
+    assert one.records == other.records
+
+
+def compare(seeds: range, monkeypatch: pytest.MonkeyPatch, **fixed: Any) -> Counted:
+    counted = Counted(monkeypatch)
+    for seed in seeds:
+        for listens in (True, False):
+            with_lanes = scene(seed, 1 + seed % 4, monkeypatch, listens, **fixed)
+            num_steps = counted.steps
+            without = scene(seed, NEVER, monkeypatch, listens, **fixed)
+            assert counted.steps == num_steps
+            same(with_lanes, without)
+    return counted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block_size", [1, 16, 17])
+def test_random_scenes_decide_the_same(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = compare(range(100 * block_size, 100 * block_size + 12), monkeypatch, block_size=block_size)
+    assert counted.lanes > 3 * counted.steps > 0
+    assert counted.mixed > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batching", policy_names("batching"))
+def test_every_batching_policy_decides_the_same(batching: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = compare(range(5), monkeypatch, batching=batching)
+    assert counted.lanes > counted.steps > 0
+
+
+@pytest.mark.full
+def test_many_random_scenes_decide_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compare(range(5_000, 5_300), monkeypatch).steps > 0
+
+
+def crowd(num: int, monkeypatch: pytest.MonkeyPatch, fewest: int = 1, **seams: Any) -> tuple[Engine, Log]:
+    monkeypatch.setattr(steady, "FEWEST", fewest)
+    engine, log = make_engine(200, 4, policies(**{"prefix_cache": "none"} | seams), runner=SimulatedRunner(97))
+    for i in range(num):
+        engine.add_request(request(f"r{i}", prompt_of(3 + i, i), 20))
+    return engine, log
+
+
+def test_lanes_are_what_only_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three prompts of 3, 4 and 5 tokens in one step; from the second on they are lanes, blocks of 4 are taken at 4, 8 ..."""
+    engine, log = crowd(3, monkeypatch)
+    engine.step()
+    assert len(engine.scheduler.lanes) == 0
+    engine.step()
+    assert len(engine.scheduler.lanes) == 3
+    plan = log.plans[1]
+    assert isinstance(plan.scheduled, Decodes)
+    assert plan.scheduled == tuple(plan.scheduled) == ((0, 3, 1, 1, 0, 0), (1, 4, 1, 1, 0, 0), (2, 5, 1, 1, 0, 0))
+    assert plan.tables == {1: (4,)}  # 0; 1; 2 and 3 hold the prompts
+    assert log.plans[0].tables == {}
+    assert (log.stats[1].num_ctx_tokens, log.stats[1].internal_fragmentation_tokens) == (4 + 5 + 6, 0 + 3 + 2)
+    engine.add_request(request("late", prompt_of(5, 9), 20))
+    engine.step()
+    assert len(engine.scheduler.lanes) == 3
+    assert [s.num_new_tokens for s in log.plans[2].scheduled] == [1, 1, 1, 5]
+    engine.step()
+    assert len(engine.scheduler.lanes) == 4
+
+
+def test_a_sequence_is_up_to_date_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, log = crowd(3, monkeypatch)
+    for num in range(1, 12):
+        engine.step()
+        if num not in (5, 11):
+            continue
+        for i in range(3):
+            group = engine.groups[f"r{i}"]
+            assert (group.num_output_tokens, group.num_computed_tokens, group.num_uncomputed_tokens) == (num, 2 + i + num, 1)
+            assert group.seqs[0].output_token_ids == tuple(outcome.tokens[i][0] for outcome in log.outcomes)
+            assert group.seqs[0].token_times == [stats.end_s for stats in log.stats]
+
+
+def test_an_abort_takes_one_lane_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, log = crowd(3, monkeypatch)
+    for _ in range(4):
+        engine.step()
+    record = engine.abort("r1")
+    assert record is not None
+    assert record.num_output_tokens == 4
+    assert record.num_computed_tokens == 4 + 3
+    engine.step()
+    assert [s.seq_id for s in log.plans[-1].scheduled] == [0, 2]
+    assert len(engine.scheduler.lanes) == 2
+    run_to_end(engine, 50)
+    assert [log.records[f"r{i}"].num_output_tokens for i in range(3)] == [20, 4, 20]
+
+
+def test_few_groups_have_no_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, log = crowd(3, monkeypatch, fewest=4)
+    run_to_end(engine, 50)
+    assert not any(isinstance(plan.scheduled, Decodes) for plan in log.plans)
+
+
+class FirstOnly(Chunked):
+    """A decode gets its token only as the first of a step: a `chunk` of its own."""
+
+    def chunk(self, num_uncomputed: int, budget: int, max_num_batched_tokens: int) -> int:
+        return min(num_uncomputed, budget) if num_uncomputed > 1 or budget == max_num_batched_tokens else 0
+
+
+def test_a_policy_with_a_chunk_of_its_own_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, log = crowd(3, monkeypatch, batching=FirstOnly())
+    for _ in range(3):
+        engine.step()
+    assert [[s.seq_id for s in plan.scheduled] for plan in log.plans] == [[0, 1, 2], [0], [0]]
+
+
+class Reversed(Chunked):
+    """Serves the latest first: `chunk` is inherited, the order is its own."""
+
+    def running_order(self, running: Any, now: Now) -> list[GroupView]:
+        return list(reversed(running))
+
+
+def test_an_order_of_ones_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, log = crowd(3, monkeypatch, batching=Reversed())
+    for _ in range(3):
+        engine.step()
+    assert [[s.seq_id for s in plan.scheduled] for plan in log.plans] == [[0, 1, 2], [2, 1, 0], [2, 1, 0]]
