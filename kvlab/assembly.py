@@ -23,7 +23,8 @@ from kvlab.engine.runners.torch_runner import TorchRunner
 from kvlab.model.config import LlamaConfig
 from kvlab.model.loading import DTYPES, LoadedModel, ModelSpec, load_model
 from kvlab.model.tokenizer import Tokenizer
-from kvlab.policies.registry import by_name
+from kvlab.policies.preemption.mode import CheaperOfBoth, Swap
+from kvlab.policies.registry import by_name, made
 from kvlab.results import Run
 from kvlab.trace import read_outcomes
 from kvlab.types import Listener, UserError
@@ -147,10 +148,11 @@ def policy_objects(given: Mapping[str, Any]) -> dict[str, Any]:
     out = {}
     for seam, policy in given.items():
         if seam not in SEAMS:
-            raise UserError(f"{seam!r} is no seam: policies can be given for {', '.join(SEAMS)}.")
+            raise UserError(f"{seam!r} is no seam: policies can be given for {', '.join(SEAMS)}. Other settings belong in the "
+                            f'configuration, e.g. kvlab.compose("{seam}=VALUE").')  # fmt: skip
         if isinstance(policy, str):
             policy = by_name(seam, policy)
-        out[seam] = policy() if isinstance(policy, type) else policy
+        out[seam] = made(policy) if isinstance(policy, type) else policy
     return out
 
 
@@ -179,6 +181,16 @@ def engine_config(config: Mapping[str, Any], policies: PolicySet, parts: Parts) 
         num_cpu_blocks=config["num_cpu_blocks"], max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"], max_model_len=max_model_len, seed=config["seed"],
     )  # fmt: skip
+
+
+def no_swap_space(sizes: EngineConfig, policies: PolicySet) -> tuple[str, ...]:
+    """A note if victims would be swapped out and there is nowhere to."""
+    mode = policies.preemption.mode
+    if sizes.num_cpu_blocks or not isinstance(mode, (Swap, CheaperOfBoth)):
+        return ()
+    name = "swap" if isinstance(mode, Swap) else "cheaper_of_both"
+    return (f"preemption.mode={name} has no swap space (num_cpu_blocks=0): every preemption is a recompute. "
+            f"Set num_cpu_blocks={sizes.num_blocks}, for example.",)  # fmt: skip
 
 
 def _num_blocks(config: Mapping[str, Any], parts: Parts, block_size: int, block_bytes: int) -> int:

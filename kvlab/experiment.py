@@ -168,13 +168,15 @@ def _end_of_sweep(code: int) -> int:
     runs = load_runs(folder)
     print(sweep_table(runs)[0])
     print(f"\nFolder: {_shown(folder)}")
-    return max(code, _code_of(runs)) if code in (OK, INTERRUPTED, TERMINATED) else _code_of(runs) or code
+    return code if code in (INTERRUPTED, TERMINATED) else _code_of(runs) or code
 
 
 def _code_of(runs: Runs) -> int:
     """What a sweep's runs came to, read from their folders: launchers may have run them in other processes."""
     failed = [run for run in runs if run.state != "finished"]
-    by_user = [run for run in failed if (run.status.get("error") or {}).get("type") == "UserError"]
+    kinds: list[type] = [UserError, *UserError.__subclasses__()]
+    names = {kind.__name__ for kind in kinds}
+    by_user = [run for run in failed if (run.status.get("error") or {}).get("type") in names]
     if len(by_user) < len(failed) or any(run.summary.get("num_refused") for run in runs if run.state == "finished"):
         return FAILED
     return USER_ERROR if by_user else OK

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kvlab.assembly import Parts, check_early, engine_config, make_engine, policy_objects, policy_set
+from kvlab.assembly import Parts, check_early, engine_config, make_engine, no_swap_space, policy_objects, policy_set
 from kvlab.calibration import WORK_COLUMNS, describe_cost
 from kvlab.config import build, check_config, describe, identity, to_plain
 from kvlab.engine import driver
@@ -131,11 +131,12 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
         sizing.foresee(first_shapes(setup.workload, context, setup.policies.prefix_cache.enabled))
         sizes = engine_config(setup.config, setup.policies, parts)
     chosen = list(sizing.explain())
+    unable = no_swap_space(sizes, setup.policies)
     config = {**setup.config, "block_size": sizes.block_size, "num_blocks": sizes.num_blocks, "max_model_len": sizes.max_model_len,
               "dtype": parts.dtype}  # fmt: skip
     shown = _yaml(config | _described(setup.given))
     key = identity(config, parts.checksum, setup.given)
-    out.start(shown, parts.device, name=name, identity=key, notes=[*setup.workload.notes, *parts.notes, *chosen[:1]],
+    out.start(shown, parts.device, name=name, identity=key, notes=[*setup.workload.notes, *parts.notes, *unable, *chosen[:1]],
               **({"block_sizing": chosen} if chosen else {}))  # fmt: skip
     engine = make_engine(sizes, setup.policies, parts, listeners)
     _log.info("%s on %s: %d blocks of %d tokens, max_model_len %d", parts.dtype, parts.device, sizes.num_blocks, sizes.block_size,
@@ -144,9 +145,9 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
         _log.info("workload: %s", note)
     for note in parts.notes:
         _log.info("cost model: %s", note)
-    for line in chosen:
+    for line in (*unable, *chosen):
         _log.info("%s", line)
-    parts.notes += tuple(chosen)  # for the table that is printed
+    parts.notes += (*unable, *chosen)  # for the table that is printed
     with Progress(setup.workload.num_requests, name or "run", "req", progress) as bar:
 
         def show(state: driver.Progress) -> None:

@@ -54,6 +54,8 @@ def sweep(
 
 def _points(grid: Mapping[str, Sequence[Any]], overrides: Sequence[str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """(label, plain configuration, policies given as objects) of each point, all checked."""
+    if not isinstance(grid, Mapping):
+        raise UserError(f'grid = {grid!r} is not allowed: a dict of lists, e.g. {{"block_size": [8, 16]}}.')
     for key, values in grid.items():
         if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
             raise UserError(f"grid[{key!r}] = {values!r} is not allowed: a list of at least one value, e.g. [{values!r}].")

@@ -71,6 +71,22 @@ def by_name(seam: str, name: str, **parameters: Any) -> Any:
     return row.cls(**parameters)
 
 
+def made(cls: type) -> Any:
+    """A policy of a class that was given in place of an object.
+
+    Raises:
+        UserError: the class is abstract, or its constructor wants arguments.
+    """
+    if inspect.isabstract(cls):
+        lacking = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise UserError(f"{cls.__name__} lacks {lacking}: define it (kvlab.policies.base says what for).")
+    try:
+        inspect.signature(cls).bind()
+    except TypeError as error:
+        raise UserError(f"{cls.__name__} can't be made without arguments: {error}. Give an object, {cls.__name__}(...).") from None
+    return cls()
+
+
 def seam_of(cls: type) -> str:
     """The seam whose contract a class fulfils. UserError: it fulfils none."""
     for seam, contract in SEAMS.items():

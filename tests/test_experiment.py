@@ -246,12 +246,45 @@ def test_eighteen_runs_end_with_their_table(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_one_failing_point_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *SMALL, "layout=paged,contiguous_max", "num_blocks=64"]) == FAILED
+    assert main(["-m", *SMALL, "layout=paged,contiguous_max", "num_blocks=64"]) == USER_ERROR
     printed = capsys.readouterr()
     assert "1 of 2 runs finished." in printed.out
     assert "1: failed: UserError" in printed.out
     assert "prefix_cache=none" in printed.out
     assert sorted(status(f)["state"] for f in folders(tmp_path)) == ["failed", "finished"]
+
+
+def test_a_sweep_ends_with_the_code_that_its_runs_would_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prompts of 24 tokens: no block of 16 holds one. Prompts of 20 and 700: 40 blocks refuse one of them, 100 none."""
+    assert main(["-m", *SMALL, "runner=simulated", "num_blocks=64,1"]) == USER_ERROR
+    lines = [json.dumps({"prompt_token_ids": [1] * n, "max_tokens": 2}) for n in (20, 700)]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines) + "\n")
+    words = ["-m", *PROMPTS, "runner=simulated", "workload.path=p.jsonl"]
+    assert main([*words, "num_blocks=100,101"]) == OK
+    assert main([*words, "num_blocks=100,40"]) == FAILED
+    assert main([*words, "num_blocks=1,40"]) == FAILED
+
+
+def test_options_stand_anywhere_among_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "runner=simulated", "-m", "eviction=lru,fifo", "block_size=8"]) == OK
+    assert "2 of 2 runs finished." in capsys.readouterr().out
+    assert [status(f)["state"] for f in folders(tmp_path)] == ["finished", "finished"]
+    assert main(["block_size=8", "--cfg", "job", "eviction=fifo"]) == OK
+    printed = capsys.readouterr().out
+    assert "block_size: 8" in printed
+    assert "kvlab.policies.eviction.fifo.Fifo" in printed
+    assert main(["block_size=8", "-m", "--cgf", "eviction=fifo"]) == USER_ERROR
+    assert "--cgf" in capsys.readouterr().err
+
+
+def test_swapping_without_swap_space_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for mode, num_cpu_blocks, num_notes in (("swap", 0, 1), ("cheaper_of_both", 0, 1), ("swap", 8, 0), ("recompute", 0, 0)):
+        words = [*SMALL, "runner=simulated", f"preemption/mode={mode}", f"num_cpu_blocks={num_cpu_blocks}", "num_blocks=64"]
+        assert main([*words, f"hydra.run.dir=run-{mode}-{num_cpu_blocks}"]) == OK
+        note = (f"preemption.mode={mode} has no swap space (num_cpu_blocks=0): every preemption is a recompute. "
+                "Set num_cpu_blocks=64, for example.")  # fmt: skip
+        assert capsys.readouterr().out.count(note) == num_notes
+        assert status(tmp_path / f"run-{mode}-{num_cpu_blocks}")["notes"].count(note) == num_notes
 
 
 def test_an_interrupted_sweep_ends_with_its_table(
@@ -295,6 +328,7 @@ def test_sweep_checks_the_whole_grid_first(tmp_path: Path) -> None:
         ({"eviction": ["lru", "lrru"]}, "lrru"),
         ({"block_size": 8}, "a list"),
         ({"blok_size": [8]}, "block_size"),
+        (["block_size"], "a dict of lists"),
         ({"workload": [Lru()]}, "seam"),
     ):
         with pytest.raises(UserError, match=say):
@@ -325,6 +359,27 @@ def test_run_takes_objects_classes_and_names(tmp_path: Path) -> None:
         kvlab.run(config, eviction=kvlab.SamplingParams(), progress=False)
     with pytest.raises(UserError, match="no seam"):
         kvlab.run(config, evction="lru", progress=False)
+    with pytest.raises(UserError, match=r'kvlab.compose\("block_size=VALUE"\)'):
+        kvlab.run(config, block_size=8, progress=False)
+
+
+def test_a_class_that_cant_be_made_is_a_users_error(tmp_path: Path) -> None:
+    class Needy(KeyEviction):
+        """Wants a number."""
+
+        def __init__(self, number: int) -> None:
+            super().__init__()
+
+        def key(self, block: Any) -> tuple[float, ...]:
+            return (0,)
+
+    config = kvlab.compose(*SMALL, "runner=simulated")
+    (tmp_path / "ids.txt").write_text("1\n2\n")
+    for cls, say in ((Needy, r"argument: 'number'. Give an object, Needy\(...\)"), (KeyEviction, "KeyEviction lacks key")):
+        with pytest.raises(UserError, match=say):
+            kvlab.run(config, eviction=cls, progress=False)
+        with pytest.raises(UserError, match=say):
+            kvlab.replay(tmp_path / "ids.txt", eviction=cls, capacity=1)
 
 
 def test_an_exception_inside_a_policy_names_the_policy(tmp_path: Path) -> None:

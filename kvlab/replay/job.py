@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.policies.base import EvictionPolicy
-from kvlab.policies.registry import by_name
+from kvlab.policies.registry import by_name, made
 from kvlab.replay.access import replay_access
 from kvlab.replay.capacity import Capacity, kv_bytes_per_token, parse_capacity
 from kvlab.replay.engine import EngineOptions, Served, open_served, real_block_tokens, replay_engine
@@ -134,7 +134,7 @@ def policy_of(eviction: Eviction) -> EvictionPolicy:
         policy: EvictionPolicy = by_name("eviction", eviction)
         return policy
     if isinstance(eviction, type) and issubclass(eviction, EvictionPolicy):
-        return eviction()
+        return made(eviction)
     if isinstance(eviction, EvictionPolicy):
         fresh = copy.deepcopy(eviction)
         if hasattr(fresh, "reset"):
