@@ -66,8 +66,15 @@ def with_derived(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**derived(table, frame))[[c.name for c in TABLES[table]]]
 
 
+DERIVED_FROM = {
+    "steps": {"now_s", "end_s", "num_output_tokens", "num_prompt_tokens_computed", "kv_blocks_used", "kv_blocks_total"},
+    "requests": {"arrival_s", "first_scheduled_s", "finish_s", "token_times_s"},
+}
+"""What a table's derived columns are computed from."""
+
+
 def derived(table: str, frame: pd.DataFrame, previous_end_s: float | None = None) -> dict[str, np.ndarray]:
-    """A table's derived columns. `frame` needs its numbers and times; `previous_end_s`: end of the step before its first row."""
+    """A table's derived columns. `frame` needs those of `DERIVED_FROM`; `previous_end_s`: end of the step before its first row."""
     if table == "steps":
         return _derive_steps(frame, previous_end_s)
     return _derive_requests(frame) if table == "requests" else {}

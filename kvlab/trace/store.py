@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pandas as pd
 
-from kvlab.trace.frames import derived, empty_frame, raw_frame, series, with_derived
+from kvlab.trace.frames import DERIVED_FROM, derived, empty_frame, raw_frame, series, with_derived
 from kvlab.trace.schema import DERIVED, TABLES, Column, recorded
 from kvlab.types import UserError
 
@@ -98,7 +98,8 @@ def merge_parts(folder: Path, table: str) -> None:
     parts = part_paths(folder, table)
     with atomic(folder / f"{table}{suffix()}") as file:
         if pq is not None:
-            _write_arrow(file, _with_derived_arrow(table, parts), compression="zstd")
+            texts = [c.name for c in TABLES[table] if c.dtype == "str"]  # dictionaries of numbers take longer and more space
+            _write_arrow(file, _with_derived_arrow(table, parts), compression="zstd", use_dictionary=texts or False)
         else:
             frame = read_table(folder, table)
             file.writelines(_json_line(TABLES[table], row) for row in frame.itertuples(index=False))
@@ -111,12 +112,12 @@ def _with_derived_arrow(table: str, parts: Sequence[Path]) -> Iterator[Any]:
 
     Only what derived columns need becomes pandas: texts and token ids stay as they are.
     """
-    numbers = [c for c in recorded(table) if c.dtype in ("int64", "float64", "list<float64>")]
+    needed = [c for c in recorded(table) if c.name in DERIVED_FROM.get(table, ())]
     added = [c for c in TABLES[table] if c.source == DERIVED]
     previous_end_s = None
     for part in parts:
         raw = _read_arrow(part)
-        frame = pd.DataFrame({c.name: _from_arrow(c, raw[c.name], raw.num_rows) for c in numbers})
+        frame = pd.DataFrame({c.name: _from_arrow(c, raw[c.name], raw.num_rows) for c in needed})
         values = derived(table, frame, previous_end_s)
         for column in added:
             raw = raw.append_column(column.name, pa.array(values[column.name], type=pa.float64(), from_pandas=True))

@@ -32,6 +32,7 @@ class LengthSampling:
 
     def __init__(self, sampling: Mapping[Any, Any] | None, ignore_eos: bool) -> None:
         """sampling: further parameters. UserError for a wrong one, and for max_tokens, which would have no effect."""
+        self._made: dict[int, SamplingParams] = {}  # frozen, so requests of a length share one
         self._layers: tuple[Mapping[Any, Any], ...] = ({"ignore_eos": ignore_eos}, sampling or {})
         mapping("workload.sampling", self._layers[1], "{temperature: 0.8}")
         if "max_tokens" in self._layers[1]:
@@ -41,7 +42,11 @@ class LengthSampling:
 
     def params(self, output_len: int) -> SamplingParams:
         """SamplingParams of a request of that length; UserError if min_tokens is above it."""
-        return sampling_params("workload.sampling", *self._layers, {"max_tokens": output_len})
+        if output_len not in self._made:
+            if len(self._made) > 4096:
+                self._made.clear()
+            self._made[output_len] = sampling_params("workload.sampling", *self._layers, {"max_tokens": output_len})
+        return self._made[output_len]
 
 
 def _typed(where: str, key: str, value: Any) -> Any:
