@@ -1,7 +1,7 @@
 """No lossless policy changes a token: the tiny model in float64, real attention, real paged tensors, pools that are far too small.
 
 Each case must be token-identical to an undisturbed run, and must show that what it claims happened did happen. `make test` runs a
-pairwise covering array of the policies, the marker `full` an array that covers all triples.
+pairwise covering array of the policies, the marker `full` further arrays and a large sample.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def is_valid(case: Case) -> bool:
     """Where a policy would have nothing to decide, one of its seam stands for all."""
     if case.get("prefix_cache") == "none" and case.get("eviction", "lru") != "lru":
         return False
-    if case.get("batching") == "decode_first" and case.get("budget") == SMALL_BUDGET and "full" in case.get("admission", ""):
-        return False  # it takes nobody while a prompt is half computed, and they only whom there is room for: nobody gives way
+    if case.get("batching") == "decode_first" and case.get("budget") == SMALL_BUDGET:
+        return False  # it takes nobody while a prompt is half computed: with prompts above the budget hardly two ever run together
     return case.get("batching", "chunked") in HAS_BUDGET or case.get("budget", 512) == 512
 
 
@@ -388,35 +388,38 @@ def test_outgrown_regions_and_slots_change_no_token(case: Case) -> None:
 
 # ---------------------------------------------------------------------- the full product
 
-NUM_SAMPLED = 1200
-"""The whole product of PAGED has some 120,000 cases of half a second: the triples are covered, and so many drawn besides."""
+NUM_SAMPLED = 400
+OTHER_SEEDS = (SEED + 1, SEED + 2)
+"""The whole product of PAGED has tens of millions of cases of half a second. Further arrays cover all pairs in other company; so many more
+are drawn."""
 
 
 @lru_cache
 def thorough() -> list[Case]:
     draw = Random(SEED)
     sampled = [complete(PAGED, {}, is_valid, draw) for _ in range(NUM_SAMPLED)]
-    return covering_array(PAGED, is_valid, SEED, strength=3, tries=8) + [case for case in sampled if case is not None]
+    arrays = [case for seed in OTHER_SEEDS for case in covering_array(PAGED, is_valid, seed)]
+    return arrays + [case for case in sampled if case is not None]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(20))
-def test_all_triples_and_a_large_sample(part: int) -> None:
+def test_pairs_in_other_company_and_a_large_sample(part: int) -> None:
     for case in thorough()[part::20]:
         print(name_of(case))
         check_preempting(case)
 
 
 @pytest.mark.full
-def test_all_triples_without_preemption() -> None:
-    for case in covering_array(RESERVED, is_reserved, SEED, strength=3, tries=8):
+def test_pairs_in_other_company_without_preemption() -> None:
+    for case in [case for seed in OTHER_SEEDS for case in covering_array(RESERVED, is_reserved, seed)]:
         print(name_of(case))
         check_reserved(case)
 
 
 @pytest.mark.full
-def test_all_triples_of_outgrown_regions() -> None:
-    for case in covering_array(GROWING, is_valid, SEED, strength=3, tries=8):
+def test_pairs_in_other_company_of_outgrown_regions() -> None:
+    for case in [case for seed in OTHER_SEEDS for case in covering_array(GROWING, is_valid, seed)]:
         print(name_of(case))
         check_growing(case)
 
