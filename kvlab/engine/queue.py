@@ -77,7 +77,7 @@ class WaitingQueue:
             self._sorted = sorted(self.entry(group, now) for _, _, group in self._sorted)
             return
         waiting = sorted((group for _, _, group in self._sorted), key=lambda group: group.group_id)
-        ordered = list(self._policy.order(tuple(waiting), self._prefixes, now))
+        ordered = list(self._policy.order(tuple(waiting), self._prefixes, now) or ())
         if len(ordered) != len(waiting) or {id(group) for group in ordered} != {id(group) for group in waiting}:
             raise IllegalDecision("scheduling", self._policy, f"an order of {len(ordered)} groups",
                                   f"each of the {len(waiting)} that wait, once")  # fmt: skip

@@ -172,7 +172,7 @@ class Scheduler:
 
     def _running_order(self, now: Now) -> Seqs[SequenceGroup]:
         """The batching policy's order of the running groups."""
-        ordered: Any = tuple(self.policies.batching.running_order(tuple(self.running), now))
+        ordered: Any = tuple(self.policies.batching.running_order(tuple(self.running), now) or ())
         if len(ordered) != len(self.running) or {id(group) for group in ordered} != {id(group) for group in self.running}:
             raise IllegalDecision("batching", self.policies.batching, f"an order of {len(ordered)} groups",
                                   f"each of the {len(self.running)} that run, once")  # fmt: skip
