@@ -124,15 +124,14 @@ PAGED: dict[str, tuple[Any, ...]] = {
     "kind": tuple(KINDS),
 }
 CACHES = [name for name in PAGED["prefix_cache"] if name != "none"]
-HAS_BUDGET = tuple(name for name in policy_names("batching") if name not in ("static", "walkthrough"))
+HAS_BUDGET = tuple(name for name in policy_names("batching") if name not in ("static", "walkthrough", "decode_first"))
+"""decode_first takes nobody while a prompt is half computed: with prompts above the budget hardly two ever run together."""
 
 
 def is_valid(case: Case) -> bool:
     """Where a policy would have nothing to decide, one of its seam stands for all."""
     if case.get("prefix_cache") == "none" and case.get("eviction", "lru") != "lru":
         return False
-    if case.get("batching") == "decode_first" and case.get("budget") == SMALL_BUDGET:
-        return False  # it takes nobody while a prompt is half computed: with prompts above the budget hardly two ever run together
     return case.get("batching", "chunked") in HAS_BUDGET or case.get("budget", 512) == 512
 
 
