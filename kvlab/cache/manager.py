@@ -212,7 +212,9 @@ class KVCacheManager:
         """One more block for each of these tables, in order, as if each grew by a token: how many got one before blocks ran out."""
         if self._on_event is None and type(self.layout) is Paged and len(seqs) <= len(self.pool.free):
             size = self.block_size
-            for seq, block_id in zip(seqs, self.pool.take_lowest(len(seqs)), strict=True):
+            new = self.pool.allocate(len(seqs))
+            assert new is not None, "counted before"
+            for seq, block_id in zip(seqs, new, strict=True):
                 table = seq.table
                 table.block_ids.append(block_id)  # type: ignore[union-attr]
                 table.capacity += size  # type: ignore[union-attr]
@@ -239,6 +241,8 @@ class KVCacheManager:
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Copies to do in this step; forgets them."""
+        if not self.pending_copies and self.regions is None:
+            return ()
         copies = tuple(BlockCopy(source, destination) for _, source, destination in self.pending_copies)
         if self.regions is not None:
             self.num_relocated += sum(seq_id in self.regions.relocated for seq_id, _, _ in self.pending_copies)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from kvlab.policies.base import EvictionPolicy, LayoutPolicy
+from kvlab.policies.layout import Paged
 from kvlab.types import IllegalDecision, Now, UserError
 
 MAX_BLOCKS = 2**25
@@ -153,6 +154,7 @@ class BlockPool:
         self.on_forget: Callable[[bytes], None] | None = None
         self._took = layout.took if type(layout).took is not LayoutPolicy.took else None
         self._gave = layout.gave if type(layout).gave is not LayoutPolicy.gave else None
+        self._takes_lowest = type(layout) is Paged and on_event is None  # nobody to ask or to tell: what Paged.place does
         if eviction is not None:
             eviction.bind(num_blocks)
 
@@ -203,6 +205,11 @@ class BlockPool:
 
         Free blocks are used before anything is evicted; no more is evicted than is missing.
         """
+        if self._takes_lowest and num_blocks <= len(self.free):
+            taken, blocks = self.free.take_lowest(num_blocks), self.blocks
+            for block_id in taken:
+                blocks[block_id].ref_count = 1
+            return taken
         if num_blocks > len(self.free) + self.num_evictable:
             return None
         while len(self.free) < num_blocks:
@@ -215,13 +222,6 @@ class BlockPool:
                                   "a place wherever there are enough, for a layout that shares blocks")  # fmt: skip
         self.check_placed(block_ids, num_blocks, self.free)
         self.take(block_ids)
-        return block_ids
-
-    def take_lowest(self, num_blocks: int) -> list[int]:
-        """`allocate` for layout=paged, where free blocks suffice and nobody listens."""
-        block_ids, blocks = self.free.take_lowest(num_blocks), self.blocks
-        for block_id in block_ids:
-            blocks[block_id].ref_count = 1
         return block_ids
 
     def take(self, block_ids: list[int]) -> None:

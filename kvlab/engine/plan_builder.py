@@ -78,7 +78,12 @@ class PlanBuilder:
         size = kv.block_size
         for seq in self.lanes.take_untold() if self.lanes is not None else ():
             table = seq.table
-            if table is not None and table.num_sent != len(table.block_ids):
+            assert table is not None
+            num_sent, num = table.num_sent, len(table.block_ids)
+            if num_sent == num - 1 >= 0:  # it has grown
+                tables[seq.seq_id] = (table.block_ids[-1],)
+                table.num_sent = num
+            elif num_sent != num:
                 self._tell_table(seq.seq_id, table, tables, fresh)
         for work in self.work.values():
             for seq, num_new, num_samples in work:
@@ -90,7 +95,7 @@ class PlanBuilder:
                 token_ids.append((tokens[first],) if num_new == 1 else tuple(tokens[first : first + num_new]))
                 if table.num_sent != len(table.block_ids):
                     self._tell_table(seq.seq_id, table, tables, fresh)
-        starts = tuple([self._start(seq, cause) for seq, cause in self.starts.values()])
+        starts = tuple([self._start(seq, cause) for seq, cause in self.starts.values()]) if self.starts else ()
         entries: Seqs[ScheduledSeq] = tuple(scheduled)
         ids: Seqs[tuple[int, ...]] = tuple(token_ids)
         if self.lanes is not None:

@@ -17,7 +17,8 @@ _32 = np.uint64(32)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _ROUNDS = 10
-_MIX = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 1, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)))
+_MIX: list[Words] = [np.array(number, dtype=np.uint64)  # as arrays: a third quicker than numpy's scalars
+                     for number in (0x9E3779B97F4A7C15, 1, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)]  # fmt: skip
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:

@@ -34,7 +34,7 @@ from kvlab.types.columns import Decodes, Ints, OneEach, ScheduledSeq
 FEWEST = 8
 """With fewer lanes one group after the other is quicker."""
 
-NUM_ROWS = 64
+NUM_ROWS = 128
 """Steps after which sequences are written though nobody asked: a bound on memory."""
 
 _CHUNKS: set[Any] = {getattr(batching, name).chunk for name in batching.__all__}
@@ -162,7 +162,9 @@ class Lanes:
         stays[lanes] = False
         for name in ("_first", "_last", "_phase", "_given", "ids"):
             setattr(self, name, getattr(self, name)[stays])
-        self._rows = np.ascontiguousarray(self._rows[:, stays])
+        num = len(self._times)
+        rows, self._rows = self._rows, np.zeros((NUM_ROWS, len(self._first)), dtype=np.int64)
+        self._rows[:num] = rows[:num, stays]
         places = (np.cumsum(stays) - 1).tolist()
         self._untold = [places[lane] for lane in self._untold if stays[lane]]
         self.groups = list(compress(self.groups, stays))
@@ -208,7 +210,8 @@ class Lanes:
         if not self._untold:
             return []
         untold, self._untold = sorted(set(self._untold)), []
-        return [self.seqs[lane] for lane in untold]
+        seqs = self.seqs
+        return [seqs[lane] for lane in untold]
 
     # ------------------------------------------------------------------ committing
 

@@ -185,12 +185,23 @@ class Recorder:
         if self._closed:
             return
         if self.folder is not None:
-            self.flush()
-            for table in self._rows:
-                store.merge_parts(self.folder, table)
+            self._merge(self.folder)
             with suppress(OSError):  # not empty: a part that could not be read is kept
                 (self.folder / store.PARTS).rmdir()
         self._closed = True
+
+    def _merge(self, folder: Path) -> None:
+        """One file a table. The last rows go straight into it; where it can't be written, into a part like those before."""
+        if store.suffix() != ".parquet":
+            self.flush()
+        try:
+            for table, rows in self._rows.items():
+                store.merge_parts(folder, table, rows)
+                rows.clear()
+        except UserError:
+            with suppress(UserError):
+                self.flush()
+            raise
 
     def __enter__(self) -> Recorder:
         return self

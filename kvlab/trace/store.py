@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -87,19 +88,23 @@ def write_part(folder: Path, table: str, number: int, rows: Sequence[Sequence[An
         if pq is None:
             file.writelines(_json_line(columns, row) for row in rows)
             return
-        cells = list(zip(*rows, strict=True))
-        arrays = [pa.array(cell, type=_arrow_type(c.dtype)) for c, cell in zip(columns, cells, strict=True)]
-        part = pa.table(arrays, names=[c.name for c in columns])
-        _write_arrow(file, [part], compression="lz4", use_dictionary=False, write_statistics=False)  # twice as fast
+        _write_arrow(file, [_arrow_rows(columns, rows)], compression="lz4", use_dictionary=False, write_statistics=False)  # twice as fast
 
 
-def merge_parts(folder: Path, table: str) -> None:
-    """Turn a table's parts into one file with derived columns, one part in memory at a time; then remove the parts."""
+def _arrow_rows(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Any:
+    cells = list(zip(*rows, strict=True))
+    arrays = [pa.array(cell, type=_arrow_type(c.dtype)) for c, cell in zip(columns, cells, strict=True)]
+    return pa.table(arrays, names=[c.name for c in columns])
+
+
+def merge_parts(folder: Path, table: str, last_rows: Sequence[Sequence[Any]] = ()) -> None:
+    """Turn a table's parts, and rows that are in none yet, into one file with derived columns, one part in memory at a time; then remove
+    the parts. (Without pyarrow all rows must be in parts.)"""
     parts = part_paths(folder, table)
     with atomic(folder / f"{table}{suffix()}") as file:
         if pq is not None:
             texts = [c.name for c in TABLES[table] if c.dtype == "str"]  # dictionaries of numbers take longer and more space
-            _write_arrow(file, _with_derived_arrow(table, parts), compression="zstd", use_dictionary=texts or False)
+            _write_arrow(file, _with_derived_arrow(table, parts, last_rows), compression="zstd", use_dictionary=texts or False)
         else:
             frame = read_table(folder, table)
             file.writelines(_json_line(TABLES[table], row) for row in frame.itertuples(index=False))
@@ -107,16 +112,16 @@ def merge_parts(folder: Path, table: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def _with_derived_arrow(table: str, parts: Sequence[Path]) -> Iterator[Any]:
-    """Each part as an arrow table with derived columns; an empty one where there is no part, so that the file has its columns.
+def _with_derived_arrow(table: str, parts: Sequence[Path], last_rows: Sequence[Sequence[Any]]) -> Iterator[Any]:
+    """Each part as an arrow table with derived columns; an empty one where there is no row, so that the file has its columns.
 
     Only what derived columns need becomes pandas: texts and token ids stay as they are.
     """
     needed = [c for c in recorded(table) if c.name in DERIVED_FROM.get(table, ())]
     added = [c for c in TABLES[table] if c.source == DERIVED]
     previous_end_s = None
-    for part in parts:
-        raw = _read_arrow(part)
+    rest = (_arrow_rows(recorded(table), rows) for rows in (last_rows,) if rows)
+    for raw in chain(map(_read_arrow, parts), rest):
         frame = pd.DataFrame({c.name: _from_arrow(c, raw[c.name], raw.num_rows) for c in needed})
         values = derived(table, frame, previous_end_s)
         for column in added:
@@ -124,7 +129,7 @@ def _with_derived_arrow(table: str, parts: Sequence[Path]) -> Iterator[Any]:
         if table == "steps" and len(frame):
             previous_end_s = float(frame["end_s"].iloc[-1])
         yield raw
-    if not parts:
+    if not parts and not last_rows:
         yield _arrow_table(TABLES[table], empty_frame(table))
 
 

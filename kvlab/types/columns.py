@@ -45,9 +45,8 @@ class _AsTuple(Sequence[T]):
 
     __slots__ = ("_made", "rest")
 
-    def __init__(self, rest: tuple[T, ...]) -> None:
-        self.rest = rest
-        self._made: tuple[T, ...] | None = None
+    rest: tuple[T, ...]
+    _made: tuple[T, ...] | None
 
     @abstractmethod
     def _head(self) -> Iterator[T]:
@@ -95,7 +94,8 @@ class Decodes(_AsTuple[ScheduledSeq]):
     __slots__ = ("first", "num_keys", "offset", "seq_ids")
 
     def __init__(self, seq_ids: tuple[int, ...], first: Ints, offset: int, num_keys: int, rest: tuple[ScheduledSeq, ...]) -> None:
-        super().__init__(rest)
+        self.rest = rest
+        self._made = None
         self.seq_ids = seq_ids
         self.first = first
         self.offset = offset
@@ -114,7 +114,8 @@ class OneEach(_AsTuple[tuple[int, ...]]):
     __slots__ = ("ids",)
 
     def __init__(self, ids: Ints, rest: tuple[tuple[int, ...], ...]) -> None:
-        super().__init__(rest)
+        self.rest = rest
+        self._made = None
         self.ids = ids
 
     def _head(self) -> Iterator[tuple[int, ...]]:

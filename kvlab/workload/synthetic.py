@@ -14,6 +14,9 @@ from kvlab.workload.population import Population, PopulationSpec
 from kvlab.workload.sampling import LengthSampling
 from kvlab.workload.tokens import RandomTokens
 
+AT_ONCE = 16
+"""Requests whose token ids are drawn together."""
+
 
 class SyntheticWorkload(Workload):
     """Independent requests. A prompt is a path of the prefix tree (if there is one), then `prompt_len` tokens of its own.
@@ -47,6 +50,7 @@ class SyntheticWorkload(Workload):
         """Draw arrivals, lengths and prefixes."""
         self._people = Population(ctx, self._spec, self._count, self.notes)
         self._tokens = RandomTokens(ctx, rng.TOKENS)
+        self._drawn: dict[int, list[int]] = {}
         prompt_len = Numbers("workload.prompt_len", self._prompt_len, self.notes, minimum=1)
         output_len = Numbers("workload.output_len", self._output_len, self.notes, minimum=1)
         self._prompt_lens = prompt_len.integers(rng.generator(ctx.seed, rng.PROMPT_LEN), self._count)
@@ -58,9 +62,18 @@ class SyntheticWorkload(Workload):
         arrivals_s: list[float] = self._people.arrivals_s.tolist()
         return arrivals_s
 
+    def _draw(self, first: int) -> None:
+        """Token ids of the next requests, all at once."""
+        indices = range(first, min(first + AT_ONCE, self._count))
+        lens = self._prompt_lens[first : first + AT_ONCE].tolist()
+        ids = self._tokens.blocks(indices, max(lens))
+        self._drawn = {index: row[:num].tolist() for index, row, num in zip(indices, ids, lens, strict=True)}
+
     def make(self, index: int) -> Request:
         """Request `index`, with its token ids."""
-        own = self._tokens.tokens(index, int(self._prompt_lens[index]))
+        if index not in self._drawn:
+            self._draw(index)
+        own = self._drawn.pop(index)
         return Request(
             request_id=f"synthetic-{index}",
             prompt_token_ids=self._people.prefix(index) + own,

@@ -19,7 +19,7 @@ FEW = 12
 AHEAD = 16
 """Steps for which the weights of positions are looked up at once."""
 
-_ONE = np.uint64(1)
+_ONE = np.array(1, dtype=np.uint64)
 
 Forks = dict[int, tuple[int, ...]]
 Candidates = dict[int, tuple[Candidate, ...]]
