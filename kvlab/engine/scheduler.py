@@ -118,7 +118,7 @@ class Scheduler:
 
     def _phases(self, now: Now) -> Seqs[Seqs[str]]:
         phases = self.policies.batching.phases(self.queues, now)
-        if phases is self._legal_phases:  # a constant of the policy's
+        if phases == self._legal_phases:  # mostly those of the step before
             return phases
         if not all(phase in self._enterers for alternative in phases for phase in alternative):
             raise IllegalDecision("batching", self.policies.batching, f"phases {phases!r}", "orders of running, waiting, swapped")
@@ -339,7 +339,9 @@ class Scheduler:
         return entry(self.swapped[0], build.now)[:2] < entry(head, build.now)[:2]
 
     def _num_running_seqs(self) -> int:
-        num_lanes = len(self.lanes)
+        num_lanes = len(self.lanes.groups)
+        if num_lanes == len(self.running):
+            return num_lanes
         return num_lanes + sum([g.num_sequences for g in self.running[num_lanes:]])
 
     def _schedule_swapped(self, build: PlanBuilder) -> None:

@@ -27,6 +27,7 @@ LONG_ROWS = ("outcomes", "plans")
 LONG_ROW = 16
 """Rows of these tables hold a number or more for every running sequence: the buffer takes a sixteenth as many."""
 
+RSS_SAMPLE_S = 0.001  # a system call: steps of a simulation share one
 DEVICE_SAMPLE_S = 0.05  # torch's memory statistics take tens of microseconds to read: sampled, not read each step
 
 
@@ -83,6 +84,8 @@ class Recorder:
         self._limits = {t: max(1, buffer_rows // LONG_ROW) if t in LONG_ROWS else buffer_rows for t in self._rows}
         self._num_parts = dict.fromkeys(self._rows, 0)
         self._rss = _rss_reader(os.getpid())
+        self._rss_bytes: int | None = None
+        self._rss_s = float("-inf")
         self._device: tuple[int | None, int | None] = (None, None)
         self._device_s = float("-inf")
         self._kv_bytes: int | None = None  # the runner makes its tensors later than this
@@ -124,12 +127,13 @@ class Recorder:
         rows = self._rows.get("steps")
         if rows is None:
             return
-        rss = self._rss() if self._rss is not None else None
+        if self._rss is not None and start - self._rss_s > RSS_SAMPLE_S:
+            self._rss_s, self._rss_bytes = start, self._rss()
         if self._memory is not None and start - self._device_s > DEVICE_SAMPLE_S:
             self._sample_device(start)
         record_ms = (time.perf_counter() - start + self._owed_s) * 1e3
         self._owed_s = 0.0
-        rows.append((*stats, record_ms, rss, self._kv_bytes, *self._device))
+        rows.append((*stats, record_ms, self._rss_bytes, self._kv_bytes, *self._device))
 
     def on_request(self, record: RequestRecord) -> None:
         """Keep one ended request's row."""
