@@ -387,8 +387,8 @@ def test_outgrown_regions_and_slots_change_no_token(case: Case) -> None:
 
 # ---------------------------------------------------------------------- the full product
 
-NUM_SAMPLED = 400
-OTHER_SEEDS = (SEED + 1, SEED + 2)
+NUM_SAMPLED = 200
+OTHER_SEEDS = (SEED + 1,)
 """The whole product of PAGED has tens of millions of cases of half a second. Further arrays cover all pairs in other company; so many more
 are drawn."""
 

@@ -60,13 +60,13 @@ def test_draws_from_the_whole_product_change_no_token() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(("seam", "name"), NEW, ids=lambda part: part)
 def test_a_further_policy_changes_no_token_at_length(seam: str, name: str) -> None:
-    """Every fifth case of the same 110,000."""
-    for case in itertools.islice(engine_product.cases_with(seam, name), 0, None, 5):
+    """Every twentieth case of the same 110,000."""
+    for case in itertools.islice(engine_product.cases_with(seam, name), 0, None, 20):
         engine_product.check(case, *engine_product.run(case))
 
 
 @pytest.mark.full
 def test_many_draws_from_the_whole_product() -> None:
-    """6,000 combinations, others than above."""
-    for case in engine_product.random_cases(2, 6_000):
+    """2,000 combinations, others than above."""
+    for case in engine_product.random_cases(2, 2_000):
         engine_product.check(case, *engine_product.run(case))
