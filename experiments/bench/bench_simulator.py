@@ -35,9 +35,9 @@ LLAMA3_8B = ModelShape(6_979_588_096, 525_336_576, 2, 32, 131_072, 4 * 32 * 32 *
 VOCAB, MAX_LEN = 128_256, 16_384
 
 
-def serve(workload: Workload, folder: Path, max_running: int = 256, policies: PolicySet | None = None, max_batched: int = 2048,
+def serve(workload: Workload, folder: Path | None, max_running: int = 256, policies: PolicySet | None = None, max_batched: int = 2048,
           ) -> dict[str, float]:  # fmt: skip
-    """Run a workload to its end, recorded into `folder`; the default policies unless others are given."""
+    """Run a workload to its end, recorded into `folder` (None: in memory); the default policies unless others are given."""
     cost = Roofline()
     cost.bind(LLAMA3_8B)
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -54,7 +54,7 @@ def serve(workload: Workload, folder: Path, max_running: int = 256, policies: Po
     num_output = int(steps["num_output_tokens"].sum())
     return {
         "steps": len(steps), "mean_running": round(float(steps["num_running_reqs"].mean()), 1),
-        "wall_s": round(wall_s, 2), "cpu_s": round(cpu_s, 2),
+        "wall_s": round(wall_s, 2), "cpu_s": round(cpu_s, 3),
         "scheduled_seqs": int(steps["num_scheduled_seqs"].sum()), "output_tokens": num_output,
         "output_tokens_per_wall_s": round(num_output / wall_s),
         "million_output_tokens_per_wall_min": round(num_output * 60 / wall_s / 1e6, 2),
@@ -64,7 +64,7 @@ def serve(workload: Workload, folder: Path, max_running: int = 256, policies: Po
     }  # fmt: skip
 
 
-def simulate(num_requests: int, prompt_len: int, output_len: int, max_running: int, folder: Path,
+def simulate(num_requests: int, prompt_len: int, output_len: int, max_running: int, folder: Path | None,
              all_at_once: bool = False, policies: PolicySet | None = None, max_batched: int = 2048) -> dict[str, float]:  # fmt: skip
     """Fixed lengths: closed loop of `max_running`, or all at once with at most so many running."""
     concurrency = None if all_at_once else max_running
