@@ -81,7 +81,7 @@ def draw(medians: pd.DataFrame, path: Path) -> None:
     fig.add_scatter(x=[100 * w for w in MEASURED], y=list(MEASURED.values()), name="measured on vLLM (pull request 44594)", mode="markers",
                     marker={"color": BLACK, "symbol": "x", "size": 10})  # fmt: skip
     fig.update_xaxes(title_text="watermark (% of the pool's blocks)")
-    fig.update_yaxes(title_text="preemptions", rangemode="tozero")
+    fig.update_yaxes(title_text="preemptions (logarithmic)", type="log", tickvals=[100, 150, 200, 300, 500, 1000, 2000, 3000])
     fig.update_layout(width=900, margin={"t": 40})
     fig.write_image(path)
 
