@@ -86,12 +86,12 @@ class Engine:
         self._tell_group_ended = hearers(policies, "ended")
         self._tell_computed = hearers(policies, "computed")
         self._ended_groups: list[tuple[SequenceGroup, float]] = []  # policies hear of them once they have heard what was computed
-        self.sequences: dict[int, Sequence] = {}
+        self._sequences: dict[int, Sequence] = {}
         self.groups: dict[str, SequenceGroup] = {}
         self._num_groups = 0
         self._next_seq_id = 0
         self.committer = Committer(self.scheduler, self.kv, tokenizer, self.eos_token_ids, self._new_seq_id, self._finish_group,
-                                   self.sequences)  # fmt: skip
+                                   self._sequences)  # fmt: skip
         self._stats = StatsMaker(self.scheduler, self.kv)
         self._step = 0
         self._finished: list[RequestRecord] = []
@@ -99,6 +99,12 @@ class Engine:
         runner.initialize(RunnerConfig(config.num_blocks, config.num_cpu_blocks, config.block_size, config.max_num_seqs,
                                        config.max_model_len, policies.compression.attention_window,
                                        policies.kv_dtype.storage(model_dtype), self.eos_token_ids))  # fmt: skip
+
+    @property
+    def sequences(self) -> dict[int, Sequence]:
+        """Live sequences by number, up to date. (Ask anew after another step.)"""
+        self.scheduler.lanes.settle()
+        return self._sequences
 
     # ---------------------------------------------------------------- requests
 
@@ -187,7 +193,7 @@ class Engine:
             tell(group, self.scheduler.queues, now)
         self.scheduler.waiting.add(group, now)
         self._num_groups += 1
-        self.sequences[seq.seq_id] = seq
+        self._sequences[seq.seq_id] = seq
         self.groups[request.request_id] = group
 
     def refuse(self, request: Request, error: UserError, now_s: float) -> RequestRecord:
@@ -269,7 +275,7 @@ class Engine:
         """For each group of the plan: output tokens so far, tokens computed in this step."""
         counts: dict[SequenceGroup, list[int]] = {}
         for scheduled in plan.scheduled:
-            group = self.sequences[scheduled.seq_id].group
+            group = self._sequences[scheduled.seq_id].group
             if group not in counts:
                 counts[group] = [group.num_all_output_tokens, 0]
             counts[group][1] += scheduled.num_new_tokens
@@ -309,7 +315,7 @@ class Engine:
     def _retire(self, group: SequenceGroup) -> None:
         """Live sequences of an ending group become ended ones."""
         for seq in group.seqs:
-            self.sequences.pop(seq.seq_id, None)
+            self._sequences.pop(seq.seq_id, None)
             if seq.stop_checker is not None:
                 seq.stop_checker.finish()
         group.ended_seqs += group.seqs

@@ -7,8 +7,8 @@ lanes happens seldom and is found by comparing columns: a lane that needs a bloc
 
 Invariants:
 - `groups` are the first groups of the running queue; each has `group.lanes` set to this object, no other group has.
-- A lane's sequence lags behind by the rows that it has not been given. `SequenceGroup.seqs` settles that before it hands out sequences, so
-  nobody who comes through a group (policies, swap, aborts, tests) sees an old state. Blocks and tables are never behind.
+- A lane's sequence lags behind by the rows that it has not been given. `SequenceGroup.seqs` and `Engine.sequences` settle that before they
+  hand out sequences, so nobody who asks there (policies, swap, aborts, tests) sees an old state. Blocks and tables are never behind.
 - A lane misses exactly one token, and its table has blocks for its computed ones only: it needs a block when they are a multiple of the
   block size. It has an output, computes nothing again, and has offered every full block for publication.
 

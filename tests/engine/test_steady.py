@@ -166,6 +166,8 @@ def test_a_sequence_is_up_to_date_when_somebody_looks(monkeypatch: pytest.Monkey
             assert (group.num_output_tokens, group.num_computed_tokens, group.num_uncomputed_tokens) == (num, 2 + i + num, 1)
             assert group.seqs[0].output_token_ids == tuple(outcome.tokens[i][0] for outcome in log.outcomes)
             assert group.seqs[0].token_times == [stats.end_s for stats in log.stats]
+    engine.step()
+    assert [(len(seq.tokens), seq.num_computed) for seq in engine.sequences.values()] == [(3 + i + 12, 2 + i + 12) for i in range(3)]
 
 
 def test_an_abort_takes_one_lane_out(monkeypatch: pytest.MonkeyPatch) -> None:
