@@ -141,9 +141,10 @@ def test_the_sketch_counts_to_15_and_halves() -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(
-    requests=st.lists(st.lists(st.one_of(st.integers(-3, 9), st.sampled_from(["a", "b\nc", ""])), max_size=5), min_size=1, max_size=40),
+    requests=st.one_of([st.lists(st.lists(ids, max_size=5), min_size=1, max_size=40)
+                        for ids in (st.integers(-3, 9), st.sampled_from(["a", "b\nc", "", "d", "e"]))]),
     capacity=st.integers(1, 9),
-)
+)  # fmt: skip
 def test_lru_in_one_go_decides_as_by_events(requests: list[list[int | str]], capacity: int) -> None:
     trace = AccessTrace("requests", requests, [0.0] * len(requests))
     at_once, by_events = replay_access(trace, Lru(), capacity), replay_events(trace, Lru(), capacity)
