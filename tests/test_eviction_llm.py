@@ -62,7 +62,7 @@ def test_cost_aware_weighs_uses_with_flops() -> None:
 
 def test_a_model_whose_attention_costs_nothing_makes_cost_aware_lfu_by_use() -> None:
     """So many parameters that attention is lost in rounding: every block costs the same, so hits decide, and then the last use."""
-    assert evicted(CostAware(num_params=1e18, num_layers=1, hidden_size=1), 4, "abc x x y z") == "cb"
+    assert evicted(CostAware(num_params=1e18, num_layers=1, hidden_size=1), 4, "abc x x y z", block_size=1) == "cb"
 
 
 # ---------------------------------------------------------------------------- marconi
