@@ -10,18 +10,17 @@ import torch
 import torch.nn.functional as F
 
 from kvlab.kernels.batch_index import Group, batch_index
-from kvlab.kernels.interface import AttentionMetadata
+from kvlab.kernels.interface import AttentionMetadata, LayerCache
 
 
-def paged_attention(q_THD: torch.Tensor, k_cache_NBKD: torch.Tensor, v_cache_NBKD: torch.Tensor, meta: AttentionMetadata,
-                    scale: float) -> torch.Tensor:  # fmt: skip
+def paged_attention(q_THD: torch.Tensor, cache: LayerCache, meta: AttentionMetadata, scale: float) -> torch.Tensor:
     """Softmax(q k^T * scale) v of each new token over the slots it sees; computed in q's dtype. Returns [T, H, D].
 
     K and V come from the cache for all tokens, those just written too: what storage rounds off does not depend on how a prompt
     was cut into chunks. Only slots that belong to a sequence are read.
     """
     out_THD = torch.empty_like(q_THD)
-    k_slots, v_slots = k_cache_NBKD.flatten(0, 1), v_cache_NBKD.flatten(0, 1)
+    k_slots, v_slots = cache.k_NBKD.flatten(0, 1), cache.v_NBKD.flatten(0, 1)
     index = batch_index(meta)
     for group in index.groups:
         room_2PKD = index.scratch(k_slots)

@@ -1,6 +1,6 @@
 """Torch reference: copying whole blocks in all layers, for copy-on-write, swap and forks.
 
-Shapes: L layers, X keys and values (2), N blocks, n blocks moved, B block size, K KV heads, D head size.
+Shapes: L layers, X keys and values (2), N blocks, n blocks moved; what a block holds ([B, K, D] numbers, or [B, K] scales) follows.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ def _index(block_ids: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(block_ids, dtype=torch.int64, device=device)
 
 
-def gather_blocks(cache_LXNBKD: torch.Tensor, block_ids: list[int]) -> torch.Tensor:
-    """A copy of the named blocks, [L, 2, n, B, K, D]."""
-    return cache_LXNBKD.index_select(2, _index(block_ids, cache_LXNBKD.device))
+def gather_blocks(cache_LXN: torch.Tensor, block_ids: list[int]) -> torch.Tensor:
+    """A copy of the named blocks, [L, 2, n, ...]."""
+    return cache_LXN.index_select(2, _index(block_ids, cache_LXN.device))
 
 
-def scatter_blocks(cache_LXNBKD: torch.Tensor, block_ids: list[int], blocks_LXnBKD: torch.Tensor) -> None:
-    """Write blocks [L, 2, n, B, K, D] into the named ones. `block_ids` must be distinct."""
-    cache_LXNBKD.index_copy_(2, _index(block_ids, cache_LXNBKD.device), blocks_LXnBKD)
+def scatter_blocks(cache_LXN: torch.Tensor, block_ids: list[int], blocks_LXn: torch.Tensor) -> None:
+    """Write blocks [L, 2, n, ...] into the named ones. `block_ids` must be distinct."""
+    cache_LXN.index_copy_(2, _index(block_ids, cache_LXN.device), blocks_LXn)
 
 
-def copy_blocks(cache_LXNBKD: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
+def copy_blocks(cache_LXN: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
     """Copy (source, destination) blocks. All sources are read before any destination is written, so a destination may be
     another pair's source; destinations must be distinct."""
     if pairs:
-        blocks = gather_blocks(cache_LXNBKD, [source for source, _ in pairs])
-        scatter_blocks(cache_LXNBKD, [destination for _, destination in pairs], blocks)
+        blocks = gather_blocks(cache_LXN, [source for source, _ in pairs])
+        scatter_blocks(cache_LXN, [destination for _, destination in pairs], blocks)

@@ -1,6 +1,8 @@
-"""The backend interface between a model and the paged KV cache: write, attend, copy, gather, scatter.
+"""The backend interface between a model, its paged KV cache and the device: write, attend, copy, gather, scatter, and the small
+operations between matrix products.
 
-Shapes: T tokens in the batch, S sequences, H query heads, K KV heads, D head size, N blocks, B block size.
+Shapes: T tokens in the batch, S sequences, H query heads, K KV heads, D head size, N blocks, B block size, E hidden size,
+F intermediate size, L layers, X keys and values (2).
 A slot is block_id * B + offset. A sequence's slots are counted from its first kept token: slot index = position - dropped tokens.
 """
 
@@ -38,24 +40,52 @@ class AttentionMetadata:
     """A backend's own: indices made from the above once a step, the same for every layer. Leave it None."""
 
 
+@dataclass(slots=True)
+class LayerCache:
+    """K and V of one layer: views of the pool.
+
+    Attributes:
+        k_NBKD, v_NBKD: stored numbers; float types, float8_e4m3fn or int8.
+        k_scale, v_scale: what a stored number is multiplied by. None: by 1. float32 [1]: one scale for the layer (fp8).
+            float16 [N, B, K]: one a slot and KV head, written with the slot (int8).
+    """
+
+    k_NBKD: torch.Tensor
+    v_NBKD: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+
+
 class Backend(Protocol):
-    """What a model needs from the cache's kernels. Caches are [N, B, K, D] per layer, of the storage dtype."""
+    """What a model and the KV tensors need of the device's kernels."""
 
     name: str
 
-    def write_kv(self, k_TKD: torch.Tensor, v_TKD: torch.Tensor, k_cache_NBKD: torch.Tensor, v_cache_NBKD: torch.Tensor,
-                 meta: AttentionMetadata) -> None:  # fmt: skip
-        """Write new keys and values into their slots (rounded to the storage dtype); slot -1 is skipped."""
+    def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMSNorm with weight, [T, E]; float32 inside for half types."""
 
-    def attention(self, q_THD: torch.Tensor, k_cache_NBKD: torch.Tensor, v_cache_NBKD: torch.Tensor, meta: AttentionMetadata,
-                  scale: float) -> torch.Tensor:  # fmt: skip
+    def add_rms_norm(self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor,
+                     eps: float) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """residual += x (in place), then its RMSNorm. Returns (normed, residual)."""
+
+    def rotary(self, heads_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
+        """Heads turned by their positions' angles; may be done in place. `sin` as kvlab.model.rope makes it: first half negated."""
+
+    def silu_and_mul(self, gate_up_T2F: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, [T, F]."""
+
+    def write_kv(self, k_TKD: torch.Tensor, v_TKD: torch.Tensor, cache: LayerCache, meta: AttentionMetadata) -> None:
+        """Write new keys and values into their slots, rounded to the storage dtype (quantised where it has scales); slot -1 is
+        skipped."""
+
+    def attention(self, q_THD: torch.Tensor, cache: LayerCache, meta: AttentionMetadata, scale: float) -> torch.Tensor:
         """Causal attention of each new token over its sequence's slots, read from the cache. Returns [T, H, D]."""
 
-    def copy_blocks(self, cache_LXNBKD: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, destination) in all layers and K and V; sources are read before any destination is written."""
+    def copy_blocks(self, cache_LXN: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) of a tensor [L, 2, N, ...]; sources are read before any destination is written."""
 
-    def gather_blocks(self, cache_LXNBKD: torch.Tensor, block_ids: list[int]) -> torch.Tensor:
-        """Blocks as one tensor [L, 2, n, B, K, D] (for swap-out)."""
+    def gather_blocks(self, cache_LXN: torch.Tensor, block_ids: list[int]) -> torch.Tensor:
+        """Blocks as one tensor [L, 2, n, ...] (for swap-out)."""
 
-    def scatter_blocks(self, cache_LXNBKD: torch.Tensor, block_ids: list[int], blocks_LXnBKD: torch.Tensor) -> None:
+    def scatter_blocks(self, cache_LXN: torch.Tensor, block_ids: list[int], blocks_LXn: torch.Tensor) -> None:
         """Inverse of gather_blocks (for swap-in)."""

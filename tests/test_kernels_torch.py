@@ -10,7 +10,7 @@ import pytest
 import torch
 from model_support import metadata
 
-from kvlab.kernels.interface import AttentionMetadata
+from kvlab.kernels.interface import AttentionMetadata, LayerCache
 from kvlab.kernels.torch_backend import TorchBackend
 
 BACKEND = TorchBackend()
@@ -69,8 +69,8 @@ def run(
         k_cache.flatten(0, 1)[row[:-n]], v_cache.flatten(0, 1)[row[:-n]] = key[:-n].to(kv_dtype), value[:-n].to(kv_dtype)
     q = torch.randn(sum(queries), num_heads, head_dim, dtype=torch.float64, generator=generator).to(dtype)
     BACKEND.write_kv(torch.cat([k[-n:] for k, n in zip(keys, queries, strict=True)]),
-                     torch.cat([v[-n:] for v, n in zip(values, queries, strict=True)]), k_cache, v_cache, meta)  # fmt: skip
-    result = BACKEND.attention(q, k_cache, v_cache, meta, head_dim**-0.5)
+                     torch.cat([v[-n:] for v, n in zip(values, queries, strict=True)]), LayerCache(k_cache, v_cache), meta)  # fmt: skip
+    result = BACKEND.attention(q, LayerCache(k_cache, v_cache), meta, head_dim**-0.5)
     parts = q.split(queries)
     expected = [plain_attention(part, k.to(kv_dtype), v.to(kv_dtype), window, head_dim**-0.5)
                 for part, k, v in zip(parts, keys, values, strict=True)]  # fmt: skip
@@ -119,7 +119,7 @@ def test_tokens_without_a_slot_are_not_written() -> None:
     v_cache = torch.zeros(3, 4, 2, 5)
     new = torch.arange(1.0, 31.0).view(3, 2, 5)
     meta = metadata([9, -1, 2], [[2], [0], [0]], [2, 1, 3], [1, 1, 1], 4)
-    BACKEND.write_kv(new, -new, k_cache, v_cache, meta)
+    BACKEND.write_kv(new, -new, LayerCache(k_cache, v_cache), meta)
     assert k_cache.view(12, 2, 5).abs().amax(dim=(1, 2)).nonzero().flatten().tolist() == [2, 9]
     assert torch.equal(k_cache[2, 1], new[0])
     assert torch.equal(v_cache[0, 2], -new[2])
@@ -153,8 +153,8 @@ def test_slots_beyond_two_billion_elements() -> None:
     v_cache = torch.empty_like(k_cache)
     meta = metadata([(num_blocks - 1) * 16 + 3], [[num_blocks - 1]], [4], [1], 16)
     k_cache[-1], v_cache[-1] = 0, 0
-    BACKEND.write_kv(torch.ones(1, 2, 64).half(), torch.full((1, 2, 64), 2.0).half(), k_cache, v_cache, meta)
-    out = BACKEND.attention(torch.zeros(1, 2, 64), k_cache, v_cache, meta, 0.125)
+    BACKEND.write_kv(torch.ones(1, 2, 64).half(), torch.full((1, 2, 64), 2.0).half(), LayerCache(k_cache, v_cache), meta)
+    out = BACKEND.attention(torch.zeros(1, 2, 64), LayerCache(k_cache, v_cache), meta, 0.125)
     torch.testing.assert_close(out, torch.full((1, 2, 64), 0.5))  # mean of 0, 0, 0 and 2
 
 
@@ -162,9 +162,9 @@ def test_indices_are_made_once_a_step() -> None:
     meta, _, _ = make_batch([5, 6], [1, 1], 4, 0)
     cache = torch.zeros(8, 4, 1, 2)
     new = torch.ones(2, 1, 2)
-    BACKEND.write_kv(new, new, cache, cache.clone(), meta)
+    BACKEND.write_kv(new, new, LayerCache(cache, cache.clone()), meta)
     first = meta.derived
-    BACKEND.attention(new, cache, cache, meta, 1.0)
+    BACKEND.attention(new, LayerCache(cache, cache), meta, 1.0)
     assert first is not None
     assert meta.derived is first
     assert dataclasses.replace(meta, derived=None).derived is None

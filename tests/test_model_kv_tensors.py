@@ -32,8 +32,8 @@ def test_sizes_are_what_was_allocated() -> None:
     assert kv.gpu.shape == (3, 2, 10, 5, 2, 8)
     assert (kv.nbytes, kv.cpu_nbytes, kv.block_bytes) == (3 * 2 * 10 * 5 * 2 * 8 * 2, 3 * 2 * 4 * 5 * 2 * 8 * 2, 960)
     assert KVTensors.bytes_per_block(30, 16, 3, 64, torch.float32) == 737_280
-    kv.k(1)[7, 4, 1, 3] = 5
-    kv.v(2)[0, 0, 0, 0] = 6
+    kv.layer(1).k_NBKD[7, 4, 1, 3] = 5
+    kv.layer(2).v_NBKD[0, 0, 0, 0] = 6
     assert kv.gpu.nonzero().tolist() == [[1, 0, 7, 4, 1, 3], [2, 1, 0, 0, 0, 0]]
 
 

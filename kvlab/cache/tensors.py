@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvlab.kernels.interface import Backend
+from kvlab.kernels.interface import Backend, LayerCache
 from kvlab.types import UserError
 
 Pair = tuple[int, int]
@@ -49,8 +49,7 @@ class KVTensors:
         self.gpu = self._allocate("num_blocks", num_blocks, self.device, pinned=False)
         self.cpu = self._allocate("num_cpu_blocks", num_cpu_blocks, torch.device("cpu"), pinned=self.device.type == "cuda")
         # Views are made once: indexing a six-dimensional tensor in every layer of every step would cost more than it looks.
-        self._k = [self.gpu[layer, 0] for layer in range(num_layers)]
-        self._v = [self.gpu[layer, 1] for layer in range(num_layers)]
+        self._layers = [LayerCache(self.gpu[layer, 0], self.gpu[layer, 1]) for layer in range(num_layers)]
 
     def _allocate(self, name: str, num_blocks: int, device: torch.device, pinned: bool) -> torch.Tensor:
         shape = (self.num_layers, 2, num_blocks, self.block_size, self.num_kv_heads, self.head_dim)
@@ -66,13 +65,9 @@ class KVTensors:
                 f" each): use a smaller {name} or a smaller kv_dtype. ({str(error).splitlines()[0]})"
             ) from error
 
-    def k(self, layer: int) -> torch.Tensor:
-        """Keys of one layer in the gpu tier: a view [N, B, K, D]."""
-        return self._k[layer]
-
-    def v(self, layer: int) -> torch.Tensor:
-        """Values of one layer in the gpu tier: a view [N, B, K, D]."""
-        return self._v[layer]
+    def layer(self, index: int) -> LayerCache:
+        """K and V of one layer in the gpu tier: views."""
+        return self._layers[index]
 
     @staticmethod
     def bytes_per_block(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -12,26 +12,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
-from kvlab.kernels.interface import AttentionMetadata, Backend
+from kvlab.kernels.interface import AttentionMetadata, Backend, LayerCache
+from kvlab.kernels.norm import rms_norm
 from kvlab.model.config import LlamaConfig
 from kvlab.model.linear import Linear
-from kvlab.model.rope import rotary_table, rotate
+from kvlab.model.rope import rotary_table
 
 GetTensor = Callable[[str], torch.Tensor]
 
 
 class LayerCaches(Protocol):
-    """What a model needs of the KV tensors (kvlab.cache.tensors.KVTensors): [N, B, K, D] views of one layer."""
+    """What a model needs of the KV tensors (kvlab.cache.tensors.KVTensors)."""
 
-    def k(self, layer: int) -> torch.Tensor:
-        """Keys."""
-
-    def v(self, layer: int) -> torch.Tensor:
-        """Values."""
-
-
+    def layer(self, index: int) -> LayerCache:
+        """K and V of one layer."""
 
 
 @dataclass(slots=True)
@@ -80,18 +75,19 @@ class Llama:
         """
         hidden_TE = self.embed_VE[token_ids_T]
         cos_T1D, sin_T1D = self._rotary[positions_T].unbind(1)
+        eps = self.config.rms_norm_eps
         for index, layer in enumerate(self.layers):
-            normed_TE = self._norm(hidden_TE, layer.input_norm)
+            normed_TE = backend.rms_norm(hidden_TE, layer.input_norm, eps)
             attended_TE = self._attention(layer, index, normed_TE, cos_T1D, sin_T1D, kv, meta, backend)
             hidden_TE = layer.o.add_to(hidden_TE, attended_TE)
-            gate_TF, up_TF = layer.gate_up(self._norm(hidden_TE, layer.post_norm)).chunk(2, dim=-1)
-            hidden_TE = layer.down.add_to(hidden_TE, F.silu(gate_TF).mul_(up_TF))
+            gate_up_T2F = layer.gate_up(backend.rms_norm(hidden_TE, layer.post_norm, eps))
+            hidden_TE = layer.down.add_to(hidden_TE, backend.silu_and_mul(gate_up_T2F))
         return hidden_TE
 
     @torch.inference_mode()
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         """Logits [S, V] of the asked rows of `forward`'s result; float32 for half types, else the model's dtype."""
-        logits_SV = self.lm_head(self._norm(hidden_SE, self.final_norm))
+        logits_SV = self.lm_head(rms_norm(hidden_SE, self.final_norm, self.config.rms_norm_eps))
         return logits_SV.float() if logits_SV.dtype.itemsize < 4 else logits_SV
 
     def prepare_for_inference(self) -> None:
@@ -105,20 +101,10 @@ class Llama:
                    kv: LayerCaches, meta: AttentionMetadata, backend: Backend) -> torch.Tensor:  # fmt: skip
         heads = layer.qkv(x_TE).view(x_TE.shape[0], -1, self.config.head_dim)
         rotated, v_TKD = heads.split(self._head_counts, dim=1)
-        q_THD, k_TKD = rotate(rotated, cos_T1D, sin_T1D).split(self._rotated_counts, dim=1)
-        k_cache, v_cache = kv.k(index), kv.v(index)
-        backend.write_kv(k_TKD, v_TKD, k_cache, v_cache, meta)
-        return backend.attention(q_THD, k_cache, v_cache, meta, self._scale).flatten(1)
-
-    def _norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:
-        """RMSNorm. Half types: in float32, rounded before the weight is applied, as transformers does."""
-        if x_TE.dtype.itemsize >= 4 and x_TE.device.type == "cpu":  # torch's own makes twice as many passes there
-            norm_T1 = torch.linalg.vector_norm(x_TE, dim=-1, keepdim=True)
-            scale_T1 = norm_T1.square_().div_(x_TE.shape[-1]).add_(self.config.rms_norm_eps).rsqrt_()
-            return torch.mul(x_TE, scale_T1).mul_(weight_E)
-        if x_TE.dtype.itemsize >= 4:
-            return F.rms_norm(x_TE, (x_TE.shape[-1],), weight_E, self.config.rms_norm_eps)
-        return weight_E * F.rms_norm(x_TE.float(), (x_TE.shape[-1],), None, self.config.rms_norm_eps).to(x_TE.dtype)
+        q_THD, k_TKD = backend.rotary(rotated, cos_T1D, sin_T1D).split(self._rotated_counts, dim=1)
+        cache = kv.layer(index)
+        backend.write_kv(k_TKD, v_TKD, cache, meta)
+        return backend.attention(q_THD, cache, meta, self._scale).flatten(1)
 
 
 def _layer(config: LlamaConfig, get: GetTensor, prefix: str) -> Layer:

@@ -1,6 +1,6 @@
-"""Rotary position embeddings: frequencies with scaling, cosine and sine tables, and their application.
+"""Rotary position embeddings: frequencies with scaling, cosine and sine tables (kvlab.kernels.rotary applies them).
 
-Shapes: T tokens, H heads, D head size, P positions.
+Shapes: D head size, P positions.
 """
 
 from __future__ import annotations
@@ -46,9 +46,3 @@ def rotary_table(config: LlamaConfig, dtype: torch.dtype, device: torch.device) 
     cos, sin = angles.cos(), angles.sin()
     table = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1)
     return table[:, :, None, :].to(dtype=dtype, device=device)
-
-
-def rotate(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
-    """Turn queries or keys by their positions' angles (halves layout, as in Hugging Face checkpoints). Returns [T, H, D]."""
-    first, second = x_THD.chunk(2, dim=-1)
-    return torch.addcmul(x_THD * cos_T1D, torch.cat([second, first], dim=-1), sin_T1D)
