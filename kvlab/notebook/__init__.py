@@ -1,0 +1,27 @@
+"""The Jupyter workbench: `block_map`, `timeline`, `prefix_tree` and `live` show a run, `export_html` takes a notebook along.
+
+Needs ipywidgets, anywidget and plotly. Names are imported when they are first used.
+"""
+
+from importlib import import_module
+from typing import Any
+
+# name -> module that defines it.
+_LAZY = {
+    "block_map": "kvlab.notebook.block_map",
+    "timeline": "kvlab.notebook.timeline",
+    "prefix_tree": "kvlab.notebook.prefix_tree",
+    "live": "kvlab.notebook.live",
+    "export_html": "kvlab.notebook.export",
+}
+
+__all__ = ["block_map", "export_html", "live", "prefix_tree", "timeline"]  # noqa: F822 - made by __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'kvlab.notebook' has no attribute {name!r}; it has {', '.join(sorted(_LAZY))}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,164 @@
+"""The explorer's picture: four panels whose traces are made once and then only change, so that nothing flickers.
+
+Pool over time, output tokens a second, time to the first token and time between tokens as cumulative shares of requests and tokens.
+The run of the moment is drawn full, pinned ones as thin lines behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from kvlab.analysis.template import BLACK, BLUE, GREEN, INK, ORANGE, PURPLE, SKY, TEMPLATE, VERMILLION, YELLOW, need
+
+MAX_PINS = 5
+PIN_COLORS = (ORANGE, GREEN, PURPLE, BLACK, YELLOW)
+HEIGHT = 560
+NUM_POINTS = 400
+NUM_BINS = 60
+SHARES = np.linspace(0, 100, 101)
+
+STEP_COLUMNS = ("now_s", "end_s", "kv_blocks_total", "kv_blocks_used", "kv_blocks_evictable", "watermark_blocks", "num_output_tokens")
+
+_PANELS = ("KV pool", "Output tokens", "Time to first token", "Time between tokens")
+
+
+class Curves(NamedTuple):
+    """What is drawn of a run. Times in seconds from its first step; pool shares in percent of the blocks; latencies in milliseconds.
+
+    `used`, `cached`, `limit` (what the watermark leaves to admission) over `time`; `rate` (tokens/s) between `edges`;
+    `ttft` and `itl` at the shares `SHARES`, empty where nothing is known.
+    """
+
+    time: np.ndarray
+    used: np.ndarray
+    cached: np.ndarray
+    limit: np.ndarray
+    edges: np.ndarray
+    rate: np.ndarray
+    ttft: np.ndarray
+    itl: np.ndarray
+
+
+NOTHING = Curves(*[np.empty(0)] * 8)
+
+
+def curves(steps: pd.DataFrame, requests: pd.DataFrame) -> Curves:
+    """Of a run's frames. UserError: a column is missing (a run of an older version, or not a frame of steps)."""
+    need(steps, STEP_COLUMNS, "a frame of steps (run.steps())")
+    need(requests, ["arrival_s", "token_times_s"], "a frame of requests (run.requests())")
+    return curves_of(steps[list(STEP_COLUMNS)].to_numpy(np.float64), requests["arrival_s"].tolist(), requests["token_times_s"].tolist())
+
+
+def curves_of(steps: np.ndarray, arrivals_s: Sequence[float], token_times_s: Sequence[Sequence[float]]) -> Curves:
+    """Of rows of `STEP_COLUMNS`, and of each request's arrival and token times."""
+    if not len(steps):
+        return NOTHING
+    start, end, total, used, cached, kept, tokens = steps.T
+    start, end = start - start[0], end - steps[0, 0]
+    shown = _thinned(used)
+    share = 100.0 / total
+    time = np.stack([start[shown], end[shown]], axis=1).ravel()
+    edges = np.linspace(0, max(end[-1], 1e-9), min(NUM_BINS, len(steps)) + 1)
+    done = np.concatenate([[0.0], np.cumsum(tokens)])
+    rate = np.diff(np.interp(edges, np.concatenate([[0.0], end]), done)) / np.diff(edges)
+    times = [np.asarray(t, dtype=np.float64) for t in token_times_s]
+    ttft = np.array([1e3 * (t[0] - arrival) for t, arrival in zip(times, arrivals_s, strict=True) if len(t)])
+    itl = 1e3 * np.concatenate([np.diff(t) for t in times]) if times else np.empty(0)
+    return Curves(time, *(np.repeat((part * share)[shown], 2) for part in (used, cached, total - kept)), edges, np.append(rate, rate[-1]),
+                  _quantiles(ttft), _quantiles(itl))  # fmt: skip
+
+
+def _thinned(peak: np.ndarray) -> np.ndarray:
+    """Places of at most NUM_POINTS steps: the fullest of each stretch, so that peaks stay."""
+    if len(peak) <= NUM_POINTS:
+        return np.arange(len(peak))
+    edges = np.arange(NUM_POINTS) * len(peak) // NUM_POINTS
+    return np.array([lo + int(np.argmax(peak[lo:hi])) for lo, hi in zip(edges, [*edges[1:], len(peak)], strict=True)])
+
+
+def _quantiles(values: np.ndarray) -> np.ndarray:
+    return np.percentile(values, SHARES) if len(values) else np.empty(0)
+
+
+def empty_figure() -> go.Figure:
+    """All traces, without data; `trace_updates` fills them."""
+    fig = make_subplots(rows=2, cols=2, subplot_titles=_PANELS, horizontal_spacing=0.1, vertical_spacing=0.18)
+    fig.update_layout(template=TEMPLATE, height=HEIGHT, hovermode="closest", margin={"l": 64, "r": 16, "t": 84, "b": 48},
+                      legend={"y": 1.09}, uirevision="explorer", font={"size": 12})  # fmt: skip
+    line = {"shape": "hv"}
+    fig.add_scatter(row=1, col=1, name="used", stackgroup="pool", mode="lines", line={**line, "width": 0.5, "color": BLUE}, fillcolor=BLUE,
+                    hovertemplate="%{y:.1f} % used<extra></extra>")  # fmt: skip
+    fig.add_scatter(row=1, col=1, name="cached (evictable)", stackgroup="pool", mode="lines", line={**line, "width": 0.5, "color": SKY},
+                    fillcolor=SKY, hovertemplate="%{y:.1f} % cached<extra></extra>")  # fmt: skip
+    fig.add_scatter(row=1, col=1, name="watermark", mode="lines", line={"width": 2, "color": VERMILLION, "dash": "dash"},
+                    hovertemplate="admission may fill %{y:.1f} %<extra></extra>")  # fmt: skip
+    _add_lines(fig, "this run", BLUE, 2.5, first=True)
+    for color in PIN_COLORS:
+        _add_lines(fig, "", color, 1.5, first=False)
+    fig.update_xaxes(title_text="time (s)", row=1)
+    fig.update_yaxes(title_text="share of the pool (%)", range=[0, 101], row=1, col=1)
+    fig.update_yaxes(title_text="tokens/s", rangemode="tozero", row=1, col=2)
+    fig.update_xaxes(title_text="ms", type="log", dtick="D2", row=2)
+    fig.update_yaxes(title_text="requests (%)", range=[0, 101], row=2, col=1)
+    fig.update_yaxes(title_text="tokens (%)", range=[0, 101], row=2, col=2)
+    fig.update_annotations(font={"size": 13, "color": INK})
+    return fig
+
+
+def _add_lines(fig: go.Figure, name: str, color: str, width: float, first: bool) -> None:
+    """The four lines of a run: a pinned one's pool, then rate, TTFT and ITL for all."""
+    style = {"width": width, "color": color}
+    group = {"legendgroup": name or color, "name": name, "mode": "lines", "visible": first}
+    if not first:
+        fig.add_scatter(row=1, col=1, line={"width": 1, "color": color, "shape": "hv"}, showlegend=False, **group,
+                        hovertemplate="%{y:.1f} % used<extra>%{fullData.name}</extra>")  # fmt: skip
+    fig.add_scatter(row=1, col=2, line={**style, "shape": "hv"}, showlegend=True, **group,
+                    hovertemplate="%{y:,.0f} tokens/s<extra>%{fullData.name}</extra>")  # fmt: skip
+    for col in (1, 2):
+        fig.add_scatter(row=2, col=col, y=SHARES, line=style, showlegend=False, **group,
+                        hovertemplate="%{y:.0f} % within %{x:,.1f} ms<extra>%{fullData.name}</extra>")  # fmt: skip
+
+
+class Drawing:
+    """A figure made by `empty_figure`, filled in place: call inside `with fig.batch_update()` for one message a change."""
+
+    def __init__(self, fig: Any) -> None:
+        self.fig = fig
+        traces = fig.data
+        self._pool, self._lines = traces[:3], traces[3:6]
+        self._pins = [traces[6 + 4 * i : 10 + 4 * i] for i in range(MAX_PINS)]
+
+    def show(self, data: Curves, label: str) -> None:
+        """The run of the moment."""
+        for trace, y in zip(self._pool, (data.used, data.cached, data.limit), strict=True):
+            trace.x, trace.y = data.time, y
+        self._fill(self._lines, data, label)
+
+    def pin(self, place: int, data: Curves, label: str) -> None:
+        """A run that stays."""
+        used, *lines = self._pins[place]
+        used.x, used.y, used.name, used.visible = data.time, data.used, label, True
+        self._fill(tuple(lines), data, label)
+        for trace in lines:
+            trace.visible = True
+
+    def unpin(self) -> None:
+        """None stays."""
+        for traces in self._pins:
+            for trace in traces:
+                trace.visible = False
+
+    @staticmethod
+    def _fill(lines: tuple[Any, ...], data: Curves, label: str) -> None:
+        rate, ttft, itl = lines
+        rate.x, rate.y = data.edges, data.rate
+        for trace, x in ((ttft, data.ttft), (itl, data.itl)):
+            trace.x, trace.y = x, SHARES[: len(x)]
+        for trace in lines:
+            trace.name = label
