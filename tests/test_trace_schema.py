@@ -35,7 +35,7 @@ def test_golden_column_names():
     """Names that people's notebooks use: a change here is a change of the public interface."""
     assert [c.name for c in schema.STEPS] == STEP_COLUMNS
     assert [c.name for c in schema.REQUESTS] == REQUEST_COLUMNS
-    assert [c.name for c in schema.BLOCKS] == ["step", "kind", "tier", "block_id", "ref_count", "content", "request_id"]
+    assert [c.name for c in schema.BLOCKS] == ["step", "kind", "tier", "block_id", "ref_count", "content", "request_id", "parent"]
 
 
 def test_schema_follows_the_engines_tuples():

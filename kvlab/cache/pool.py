@@ -285,7 +285,10 @@ class BlockPool:
 
     def share(self, block_id: int) -> None:
         """One more table holds a block that is held already (a fork)."""
-        self.blocks[block_id].ref_count += 1
+        block = self.blocks[block_id]
+        block.ref_count += 1
+        if self.on_event:
+            self.on_event("share", self.tier, block)
 
     def adopt(self, block_id: int) -> None:
         """A table takes hold of a cached block in place of its own with the same content. Nothing was saved, so it is no hit."""
@@ -295,6 +298,8 @@ class BlockPool:
             self._num_unheld -= 1
             self.eviction.withhold(block, self.now)
         block.ref_count += 1
+        if self.on_event:
+            self.on_event("share", self.tier, block)
 
     def find(self, content: bytes) -> int | None:
         """Block that holds `content`, or None."""
@@ -326,6 +331,8 @@ class BlockPool:
             assert block.ref_count > 0, f"block {block_id} of tier {self.tier} released more often than held"
             block.ref_count -= 1
             if block.ref_count:
+                if self.on_event:
+                    self.on_event("unshare", self.tier, block)
                 continue
             if not block.content:
                 if not tells:

@@ -37,13 +37,13 @@ MAX_STEPS = 10_000_000
 
 
 class BlockMap(StepWidget):
-    """See `block_map`. `color_by`: "state" or "owner". `log`: the events as columns."""
+    """See `block_map`. `color_by`: "state" or "owner". `events`: the block events as columns."""
 
     _esm = module("block_map")
     color_by = traitlets.Enum(("state", "owner"), default_value="state").tag(sync=True)
 
     def __init__(self, log: BlockLog | None, watermark: npt.NDArray[np.uint32], channel: str = "", **traits: Any) -> None:
-        self.log = log
+        self.events = log
         self.watermark = watermark
         super().__init__(channel, **traits)
 
@@ -58,13 +58,13 @@ class BlockMap(StepWidget):
         return self._shown(log.tiers[tier].states([step])[0], step, tier)
 
     def _log(self, step: int, tier: str) -> BlockLog:
-        if self.log is None:
+        if self.events is None:
             raise UserError(self.message)
-        if tier not in self.log.tiers:
-            raise UserError(f"This run has no tier {tier!r}; it has {', '.join(self.log.tiers)}.")
+        if tier not in self.events.tiers:
+            raise UserError(f"This run has no tier {tier!r}; it has {', '.join(self.events.tiers)}.")
         if not 0 <= step < self.num_steps:
             raise UserError(f"There is no step {step}: this run has steps 0 to {self.num_steps - 1}.")
-        return self.log
+        return self.events
 
     def _shown(self, states: npt.NDArray[np.uint8], step: int, tier: str) -> npt.NDArray[np.uint8]:
         if tier != "gpu":
@@ -79,13 +79,13 @@ class BlockMap(StepWidget):
 
         More than 400 blocks or 800 steps are thinned evenly; the title says so.
         """
-        if self.log is None:
+        if self.events is None:
             return self._nothing("Block pool")
         return self._heat_map() if steps is None else self._grids(list(steps))
 
     def _heat_map(self) -> go.Figure:
-        assert self.log is not None
-        tier = self.log.tiers["gpu"]
+        assert self.events is not None
+        tier = self.events.tiers["gpu"]
         steps = np.unique(np.linspace(0, self.num_steps - 1, min(self.num_steps, MOST_COLUMNS)).astype(int))
         blocks = np.unique(np.linspace(0, tier.num_blocks - 1, min(tier.num_blocks, MOST_ROWS)).astype(int))
         states = np.stack([self._shown(s, int(step), "gpu")[blocks] for step, s in zip(steps, tier.states(steps.tolist()), strict=True)])

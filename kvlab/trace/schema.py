@@ -146,12 +146,13 @@ REQUESTS_DERIVED = _rows(
 BLOCKS = _rows(
     """
     step | int64 | - | step in which it happened
-    kind | str | - | allocate, publish, hit, release, free, evict, swap_out, swap_in, copy, drop
+    kind | str | - | allocate, publish, hit, share, unshare, release, free, evict, swap_out, swap_in, copy, drop
     tier | str | - | gpu or cpu
     block_id | int64 | - | index in its tier
     ref_count | int64 | - | block tables that hold it afterwards
     content | str | - | key of its content in hex (published blocks), else ""
     request_id | str | - | who caused it; "" for eviction
+    parent | str | - | publish: key of the block before it, in hex; "" for the first of a prompt, and for other kinds
     """,
     RAW,
 )

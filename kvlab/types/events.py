@@ -9,9 +9,11 @@ if TYPE_CHECKING:
 
 
 class BlockEvent(NamedTuple):
-    """One change of a physical block. `kind`: allocate, publish, hit, release, free, evict, swap_out, swap_in, copy, drop.
+    """One change of a physical block. `kind`: allocate, publish, hit, share, unshare, release, free, evict, swap_out, swap_in, copy, drop.
 
-    `content`: the block's key in hex (published blocks, else ""); `request_id`: who caused it ("" for eviction).
+    `content`: the block's key in hex (published blocks, else ""); `request_id`: who caused it ("" for eviction). `parent`: of a published
+    block, the key of the one before it ("": first of a prompt). Every change of a reference count is an event: allocate, hit and share
+    raise it, unshare (others still hold the block), release (it stays cached) and free lower it.
     """
 
     step: int
@@ -21,6 +23,7 @@ class BlockEvent(NamedTuple):
     ref_count: int
     content: str
     request_id: str
+    parent: str = ""
 
 
 class StepStats(NamedTuple):

@@ -191,7 +191,7 @@ function scrubber(cursor, label) {
   const play = h("button", { class: "kvlab-play", type: "button", title: "play or pause (space)", "aria-label": "play", onclick: toggle });
   const range = h("input", {
     type: "range", min: 0, max: Math.max(0, cursor.numSteps - 1), step: 1, value: cursor.step, "aria-label": "step", class: "kvlab-range",
-    "data-lm-suppress-shortcuts": "true", oninput: () => { pause(); cursor.go(+range.value); },
+    "data-lm-suppress-shortcuts": "true", oninput: () => { const to = +range.value; pause(); cursor.go(to); },
     onkeydown: event => { if (event.key === " ") { event.preventDefault(); event.stopPropagation(); toggle(); } },
   });
   const choice = h("select", { class: "kvlab-speed", "aria-label": "steps a second", "data-lm-suppress-shortcuts": "true",
@@ -201,7 +201,7 @@ function scrubber(cursor, label) {
   const on = h("button", { type: "button", class: "kvlab-small", title: "a step on", "aria-label": "a step on",
     onclick: () => { pause(); cursor.go(cursor.step + 1); } }, "›");
   const text = h("output", { class: "kvlab-step" });
-  const node = h("div", { class: "kvlab-scrubber" }, play, back, range, on, choice, text);
+  const node = h("div", { class: "kvlab-scrubber" }, range, play, back, on, choice, text);
 
   function restart() { from = cursor.step; began = performance.now(); }
   function tick(now) {
