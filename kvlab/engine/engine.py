@@ -347,6 +347,7 @@ class Engine:
 
     def _on_block(self, kind: str, tier: str, block: CachedBlock) -> None:
         cause = "" if kind == "evict" else self.kv.cause
-        event = BlockEvent(self._step, kind, tier, block.block_id, block.ref_count, block.content.hex(), cause)
+        parent = block.parent.hex() if kind == "publish" and block.parent is not None else ""
+        event = BlockEvent(self._step, kind, tier, block.block_id, block.ref_count, block.content.hex(), cause, parent)
         for listener in self._block_listeners:
             listener.on_block(event)
