@@ -10,13 +10,13 @@ from itertools import chain
 import numpy as np
 import torch
 
-from kvlab.cache.tensors import KVTensors
+from kvlab.cache.tensors import KVTensors, storage_dtype
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
 from kvlab.engine.runners.rows import BlockRows, Ints, ragged_positions
 from kvlab.engine.sampler import SamplingState, beam_candidates, sample
 from kvlab.kernels.interface import AttentionMetadata, Backend
 from kvlab.kernels.torch_backend import TorchBackend
-from kvlab.model.loading import LoadedModel, resolve_dtype
+from kvlab.model.loading import LoadedModel
 from kvlab.types import BlockTransfer, Candidate, Outcome, Plan, ScheduledSeq, TokenLogprobs, UserError
 
 _NUM_FIELDS = len(ScheduledSeq._fields)
@@ -24,7 +24,7 @@ _NUM_FIELDS = len(ScheduledSeq._fields)
 
 @dataclass(slots=True)
 class Batch:
-    """A plan's forward pass, decodes first. S scheduled sequences, T tokens.
+    """A plan's forward pass: decodes first, longest context first. S scheduled sequences, T tokens.
 
     Attributes:
         order: index into `plan.scheduled` of each of the batch's sequences.
@@ -69,10 +69,10 @@ class TorchRunner:
         if config.max_model_len > shape.max_position_embeddings:
             raise UserError(f"max_model_len = {config.max_model_len} is not allowed: model {self._loaded.name!r} has"
                             f" {shape.max_position_embeddings} positions. Use at most that.")  # fmt: skip
-        dtype = resolve_dtype(config.kv_dtype) or self._model.dtype
+        dtype = storage_dtype(config.kv_dtype)
         self.close()
         self._kv = KVTensors(shape.num_layers, config.num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim, dtype,
-                             self._device, config.num_cpu_blocks)  # fmt: skip
+                             self._device, config.num_cpu_blocks, config.kv_scales)  # fmt: skip
         self._config = config
 
     @property
@@ -168,7 +168,9 @@ class TorchRunner:
         """The plan as tensors. All index arithmetic is numpy's over the whole batch; one transfer carries it to the device."""
         size = len(plan.scheduled)
         fields_SF = np.fromiter(chain.from_iterable(plan.scheduled), np.int64, size * _NUM_FIELDS).reshape(size, _NUM_FIELDS)
-        order = np.argsort(fields_SF[:, 2] > 1, kind="stable")
+        is_prefill = fields_SF[:, 2] > 1
+        # Longest decodes first: those that attention takes together then lie side by side (slices, no gathering of rows).
+        order = np.lexsort((np.where(is_prefill, 0, fields_SF[:, 4] - fields_SF[:, 1]), is_prefill))
         seq_ids, first_S, new_S, num_samples_S, dropped_S = fields_SF[order].T[:5]
         token_ids_T = np.fromiter(chain.from_iterable([plan.token_ids[i] for i in order.tolist()]), np.int64, int(new_S.sum()))
         rows_S = self._rows.rows(seq_ids.tolist())
