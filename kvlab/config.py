@@ -233,18 +233,28 @@ def identity(config: Mapping[str, Any], model_checksum: str, policies: Mapping[s
     `policies`: objects given in place of configured ones; all their attributes count, as they are after `reset()`. None where a class
     has no source or an attribute no value that could be compared: such a run is taken for no other.
     """
+    facts = experiment_facts(config, policies)
+    if facts is None:
+        return None
+    kept, sources = facts
+    text = json.dumps([kept, __version__, model_checksum, sources], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def experiment_facts(config: Mapping[str, Any], policies: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, str]] | None:
+    """(configuration that counts, source or attributes of each foreign class and each policy given as an object): what a run is, apart
+    from kvlab's version and the model's weights. None where something can't be compared, as in `identity`."""
     sources: dict[str, str] = {}
     for target in _targets({k: v for k, v in config.items() if k not in (policies or {})}):
-        sources[target] = _digest_or_none(find_class(target)) or ""
-        if _digest_or_none(find_class(target)) is None:
+        digest = _digest_or_none(find_class(target))
+        if digest is None:
             return None
+        sources[target] = digest
     try:
         sources |= {seam: json.dumps(_facts(_as_new(policy)), sort_keys=True) for seam, policy in (policies or {}).items()}
     except (_NoFactsError, RecursionError):
         return None
-    kept = {k: v for k, v in config.items() if k not in NOT_IDENTITY and k not in (policies or {})}
-    text = json.dumps([kept, __version__, model_checksum, sources], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {k: v for k, v in config.items() if k not in NOT_IDENTITY and k not in (policies or {})}, sources
 
 
 DECIDING = (*SEAMS, "model", "workload", "seed", "block_size", "num_blocks", "kv_cache_tokens", "num_cpu_blocks", "watermark",
