@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec
 
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from kvlab.types import UserError
 
@@ -14,6 +17,8 @@ BLUE, SKY, ORANGE, VERMILLION, GREEN, PURPLE, YELLOW, BLACK = (
     "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#F0E442", "#000000",
 )  # fmt: skip
 COLORWAY = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK)
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 LIGHT, GRID, INK = "#E3E3E3", "#ECECEC", "#222222"
 
 _AXIS = {
@@ -32,9 +37,31 @@ TEMPLATE = go.layout.Template(
 )  # fmt: skip
 
 
+_P = ParamSpec("_P")
+
+
+def plot(draw: Callable[_P, go.Figure]) -> Callable[_P, go.Figure]:
+    """A plotting function whose figures are the same for the same frame: traces get fixed uids (plotly.js would draw random ones)."""
+
+    @wraps(draw)
+    def drawn(*args: _P.args, **kwargs: _P.kwargs) -> go.Figure:
+        fig = draw(*args, **kwargs)
+        for number, trace in enumerate(fig.data):
+            trace.uid = f"{draw.__name__}-{number}"
+        return fig
+
+    return drawn
+
+
 def figure(title: str, height: int) -> go.Figure:
     """An empty figure in the common look; as wide as the page."""
     return go.Figure(layout={"template": TEMPLATE, "title": {"text": title}, "height": height})
+
+
+def panels(title: str, num_rows: int, height: int, share_x: bool = True) -> go.Figure:
+    """`num_rows` axes one below the other in the common look, with one x axis (the lowest shows it) unless told otherwise."""
+    fig = make_subplots(rows=num_rows, cols=1, shared_xaxes=share_x, vertical_spacing=min(0.08, 0.3 / num_rows))
+    return fig.update_layout(template=TEMPLATE, title_text=title, height=height)
 
 
 def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
@@ -42,6 +69,14 @@ def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
     missing = [c for c in columns if c not in frame.columns]
     if missing:
         raise UserError(f"This plot needs {what}; the frame given has no column {', '.join(missing)}.")
+
+
+def line_style(number: int) -> dict[str, object]:
+    """Colour, dash and marker of the `number`-th line of a figure: three ways to tell it from its neighbours, two of them in grey."""
+    return {
+        "line": {"color": COLORWAY[number % len(COLORWAY)], "width": 2, "dash": DASHES[number % len(DASHES)]},
+        "marker": {"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 7, "color": COLORWAY[number % len(COLORWAY)]},
+    }
 
 
 def nothing(fig: go.Figure, text: str) -> go.Figure:

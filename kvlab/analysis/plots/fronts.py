@@ -1,0 +1,86 @@
+"""Pareto fronts over runs: which are beaten in every objective by another, and which are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from kvlab.analysis.plots.steps import OF_RUNS
+from kvlab.analysis.plots.sweeps import KNOWN
+from kvlab.analysis.template import BLUE, figure, need, nothing, plot
+from kvlab.types import UserError
+
+GREY = "#8C8C8C"
+
+
+def pareto_front(frame: pd.DataFrame, objectives: Mapping[str, str]) -> pd.Series:
+    """True for each row that no other row dominates: at least as good in every objective and better in one.
+
+    Args:
+        frame: one row a run. objectives: column -> "min" or "max". Rows without a value in one of them are never on the front.
+
+    Raises:
+        UserError: no objective, a direction other than min and max, a missing column.
+    """
+    if not objectives or any(direction not in ("min", "max") for direction in objectives.values()):
+        raise UserError(f'objectives = {dict(objectives)!r} is not allowed: columns with "min" or "max", '
+                        'e.g. {"mean_ttft_ms": "min", "output_token_throughput_per_s": "max"}.')  # fmt: skip
+    need(frame, list(objectives), OF_RUNS)
+    costs = np.column_stack([frame[c].to_numpy(dtype=np.float64) * (1 if d == "min" else -1) for c, d in objectives.items()])
+    complete = ~np.isnan(costs).any(axis=1)
+    front = [
+        bool(ok) and not any((other <= mine).all() and (other < mine).any() for other in costs[complete])
+        for ok, mine in zip(complete, costs, strict=True)
+    ]
+    return pd.Series(front, index=frame.index, dtype=bool)
+
+
+@plot
+def pareto(frame: pd.DataFrame, objectives: Mapping[str, str], name: str = "run", title: str | None = None) -> go.Figure:
+    """Runs as points over two objectives; those that none dominates are named and joined by a staircase: what lies behind it is beaten.
+
+    Args:
+        frame: `runs.frame`. objectives: two columns with their directions, the first on the x axis; see `pareto_front`.
+        name: column that names a point (of points at one place the first is named, hovering names all).
+
+    Raises:
+        UserError: not two objectives, or as `pareto_front`.
+    """
+    if len(objectives) != 2:
+        raise UserError(f"pareto draws two objectives, not {len(objectives)}: {', '.join(objectives)}.")
+    need(frame, [*objectives, name], OF_RUNS)
+    (x, x_goes), (y, y_goes) = objectives.items()
+    fig = figure(title or "Pareto front", 460)
+    runs = frame.dropna(subset=[x, y])
+    if runs.empty:
+        return nothing(fig, f"no run has both {x} and {y}")
+    on_front = pareto_front(runs, objectives)
+    rest = runs[~on_front]
+    hover = f"%{{customdata}}<br>{x} %{{x:,.5~g}}<br>{y} %{{y:,.5~g}}<extra></extra>"
+    if len(rest):
+        fig.add_scatter(x=rest[x], y=rest[y], mode="markers", name="beaten in both", customdata=rest[name].astype(str), hovertemplate=hover,
+                        marker={"color": "white", "size": 8, "line": {"color": GREY, "width": 1.5}})  # fmt: skip
+    best = runs[on_front].sort_values([x, y], ascending=[x_goes == "min", y_goes == "min"], kind="stable")
+    first = ~best.duplicated(subset=[x, y])
+    # Walking from the best x to the worst, y gets better: the corner between two points is the next one's x at the last one's y.
+    fig.add_scatter(
+        x=best[x], y=best[y], mode="lines+markers+text", name="Pareto front", text=best[name].astype(str).where(first, ""),
+        textposition=f"{'bottom' if y_goes == 'min' else 'top'} {'left' if x_goes == 'min' else 'right'}",
+        customdata=best[name].astype(str), hovertemplate=hover, line={"color": BLUE, "width": 2, "shape": "hv"},
+        marker={"color": BLUE, "size": 10, "symbol": "diamond"}, textfont={"size": 11}, cliponaxis=False,
+    )  # fmt: skip
+    fig.update_layout(hovermode="closest")
+    arrow = {"min": "lower is better", "max": "higher is better"}
+    fig.update_xaxes(title_text=f"{KNOWN.get(x, x)}; {arrow[x_goes]}", range=_room(runs[x], x_goes))
+    return fig.update_yaxes(title_text=f"{KNOWN.get(y, y)};<br>{arrow[y_goes]}", range=_room(runs[y], y_goes))
+
+
+def _room(values: pd.Series, direction: str) -> list[float]:
+    """The range of the values with room for names on the better side."""
+    low, high = float(values.min()), float(values.max())
+    span = (high - low) or abs(high) or 1.0
+    wide, narrow = 0.3 * span, 0.08 * span
+    return [low - (wide if direction == "min" else narrow), high + (wide if direction == "max" else narrow)]
