@@ -1,4 +1,5 @@
-"""The Jupyter workbench: `block_map`, `timeline`, `prefix_tree` and `live` show a run, `export_html` takes a notebook along.
+"""The Jupyter workbench: `block_map`, `timeline`, `prefix_tree` and `live` show a run, `export_html` takes a notebook along;
+`sweep_explorer` turns a run's settings by hand, `policy_lab` is for writing a policy and racing it.
 
 Needs ipywidgets, anywidget and plotly. Names are imported when they are first used.
 """
@@ -13,9 +14,11 @@ _LAZY = {
     "prefix_tree": "kvlab.notebook.prefix_tree",
     "live": "kvlab.notebook.live",
     "export_html": "kvlab.notebook.export",
+    "policy_lab": "kvlab.notebook.lab",
+    "sweep_explorer": "kvlab.notebook.explorer",
 }
 
-__all__ = ["block_map", "export_html", "live", "prefix_tree", "timeline"]  # noqa: F822 - made by __getattr__
+__all__ = ["block_map", "export_html", "live", "policy_lab", "prefix_tree", "sweep_explorer", "timeline"]  # noqa: F822 - made by __getattr__
 
 
 def __getattr__(name: str) -> Any:

@@ -24,8 +24,8 @@ REAL = ("runner=torch", "model=smollm2")
 
 _TREE = "workload.prefix={depth: 1, branching: 4, tokens_per_node: 192}"
 SIMULATED_WORKLOADS: dict[str, tuple[str, ...]] = {
-    "conversations": ("workload=multi_turn", "workload.num_sessions=32", "workload.turns=3", "workload.think_s=0.5",
-                      "workload.arrivals.rate=24", "workload.prompt_len.mean=160", "workload.turn_len=48", "workload.output_len=96",
+    "conversations": ("workload=multi_turn", "workload.num_sessions=20", "workload.turns=3", "workload.think_s=0.5",
+                      "workload.arrivals.rate=24", "workload.prompt_len.mean=160", "workload.turn_len=48", "workload.output_len=64",
                       _TREE),
     "shared prompts": ("workload=shared_prefix", "workload.num_requests=96", "workload.arrivals.rate=60", "workload.output_len.mean=96",
                        "workload.output_len.max=384"),
@@ -125,7 +125,7 @@ class Controls:
             "a cost model and a virtual clock: answers at once", "the bundled model decodes: press Run"])  # fmt: skip
         self.workload = _menu(list(workloads))
         self.block_size = w.SelectionSlider(options=BLOCK_SIZES, value=16, continuous_update=True)
-        self.num_blocks = w.IntSlider(value=320, min=8, max=1024, step=8, continuous_update=True)
+        self.num_blocks = w.IntSlider(value=256, min=8, max=1024, step=8, continuous_update=True)
         self.equal_memory = w.Checkbox(value=True, indent=False, description="keep tokens equal", tooltip="a change of block_size "
                                        "changes num_blocks too, so that the pool holds as many tokens as before")  # fmt: skip
         self.watermark = w.SelectionSlider(options=[(f"{100 * x:g} %", x) for x in WATERMARKS], value=0.01, continuous_update=True)
