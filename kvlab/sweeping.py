@@ -1,20 +1,27 @@
-"""Sweeps in process: `kvlab.sweep({"policy": ["lru", "fifo"], "block_size": [8, 16]})`. The model stays loaded between runs."""
+"""Sweeps from Python: `kvlab.sweep({"policy": ["lru", "fifo"], "block_size": [8, 16]})`. They survive failures, and can be resumed."""
 
 from __future__ import annotations
 
-import itertools
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvlab.composition import ADDITIVE, compose
-from kvlab.config import SEAMS, check_config, to_plain
-from kvlab.progress import Progress
-from kvlab.results import Runs, load_runs
-from kvlab.running import run
-from kvlab.types import UserError, unknown_name
+from kvlab.results import Run, Runs
+from kvlab.sweep_attempt import FAILED, STOPPED
+from kvlab.sweep_folder import SweepFolder, open_sweep
+from kvlab.sweep_launch import launcher_of
+from kvlab.sweep_loop import here, in_processes, run_points
+from kvlab.sweep_points import grid_points
+from kvlab.types import KvlabError, UserError, unknown_name
+
+RESUME = (False, True, "accept")
+ON_ERROR = ("continue", "stop")
+
+
+class SweepStopped(KvlabError, RuntimeError):
+    """A point failed and the sweep was to stop then. Its folder has the traceback; other results are kept."""
 
 
 def sweep(
@@ -22,80 +29,60 @@ def sweep(
     *overrides: str,
     folder: str | Path | None = None,
     progress: bool = True,
-    stop_on_error: bool = False,
+    resume: bool | str = False,
+    on_error: str = "continue",
+    repeats: int = 1,
+    jobs: int = 1,
+    launcher: str | None = None,
+    launcher_options: Mapping[str, Any] | None = None,
 ) -> Runs:
-    """Run every point of a grid, one after another, and return all runs (`runs.frame` has one row a run).
+    """Run every point of a grid and return all runs (`runs.frame` has one row a run, `runs.aggregate()` one a point).
+
+    Each run has its folder, `FOLDER/0`, `FOLDER/1` ..., and says there how it ended; `FOLDER/sweep.json` says which point is which.
+    Several processes may work on one folder (`resume=True` in each): they share the points, and one that dies frees its own.
 
     Args:
         grid: key -> values, the last key varying fastest: `{"policy": ["lru", "fifo"], "block_size": [8, 16]}`. Keys are those of
             the command line (`policy` is a preset, `preemption/mode` a group, `eviction.seed` a parameter); the values of a seam
             may also be policy objects or classes of your own.
         overrides: what all points share, as on the command line: `"workload=synthetic"`.
-        folder: where the runs' folders go; None: a new one under runs/. progress: a bar over the points, and one in each run.
-        stop_on_error: raise the first error instead of going on. Otherwise a failed run is a row with status "failed".
+        folder: where the runs' folders go; None: a new one under runs/. progress: a bar over the points, with the time left.
+        resume: True: keep what is finished in `folder`, run what is missing, failed or was cut off; refused where code or configuration
+            is not as it was. "accept": go on all the same; points whose own configuration or classes changed are run anew.
+        on_error: "continue": a failed run is a row with status "failed". "stop": start nothing more, and raise SweepStopped.
+        repeats: runs of each point, with seeds counted on from the configured one.
+        jobs: runs at once, in processes of their own, each with its own model. One that is killed costs its own point only.
+        launcher: "joblib", "ray" or "slurm" to run elsewhere (`kvlab.sweep_launch`), `launcher_options` for it; None: on this machine.
 
     Raises:
-        UserError: a wrong key, name or value anywhere in the grid, before the first run starts.
-        KeyboardInterrupt: what was run is in the folder; `kvlab.load_runs(folder)` reads it.
+        UserError: a wrong key, name or value anywhere in the grid, or a folder that holds another sweep, before the first run starts;
+            a full disk, later.
+        SweepStopped: a run failed, with on_error="stop".
+        KeyboardInterrupt: what was run is in the folder; `kvlab.load_runs(folder)` reads it, `resume=True` goes on.
     """
-    points = _points(grid, overrides)
+    check_settings(resume, on_error, jobs)
+    runner = in_processes(jobs) if jobs > 1 else partial(here, progress=progress)
+    if launcher is not None:
+        runner = launcher_of(launcher, jobs, dict(launcher_options or {}))
+    elif launcher_options:
+        raise UserError("launcher_options were given without a launcher: joblib, ray or slurm.")
     root = Path(folder) if folder is not None else Path("runs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-%f-sweep")
-    with Progress(len(points), "sweep", "run", progress) as bar:
-        for number, (label, config, policies) in enumerate(points):
-            try:
-                run(config, folder=root / str(number), progress=progress, name=label, **policies)
-            except Exception as error:
-                if stop_on_error:
-                    raise
-                logging.getLogger(__name__).warning("run %d (%s) failed: %s: %s", number, label, type(error).__name__, error)
-            bar.update(number + 1, label)
-    return load_runs(root)
+    points = open_sweep(root, grid_points(grid, overrides, repeats), resume)
+    attempts = run_points(root, points, runner, on_error == "stop", progress)
+    if on_error == "stop" and any(a.state in (FAILED, STOPPED) for a in attempts):
+        labels = {point.number: point.label for point in points}
+        first = next((a for a in attempts if a.state == FAILED), None)
+        what = f"Point {first.number} ({labels[first.number]}) failed: {first.error}" if first else SweepFolder(root).stopped()
+        raise SweepStopped(f"{what}. Folder: {root}; resume=True goes on.")
+    sweep_folder = SweepFolder(root)
+    return Runs(Run.load(sweep_folder.folder(p.number), str(p.number)) for p in points if sweep_folder.folder(p.number).is_dir())
 
 
-def _points(grid: Mapping[str, Sequence[Any]], overrides: Sequence[str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """(label, plain configuration, policies given as objects) of each point, all checked."""
-    if not isinstance(grid, Mapping):
-        raise UserError(f'grid = {grid!r} is not allowed: a dict of lists, e.g. {{"block_size": [8, 16]}}.')
-    for key, values in grid.items():
-        if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
-            raise UserError(f"grid[{key!r}] = {values!r} is not allowed: a list of at least one value, e.g. [{values!r}].")
-    points = []
-    for combination in itertools.product(*grid.values()):
-        chosen = dict(zip(grid, combination, strict=True))
-        policies = {k: v for k, v in chosen.items() if not _is_plain(v)}
-        for key in policies:
-            if key not in SEAMS:
-                raise unknown_name("seam for a policy object", key, SEAMS)
-        words = [_override(k, v) for k, v in chosen.items() if k not in policies]
-        config = to_plain(compose(*overrides, *words))
-        check_config(config)
-        label = ", ".join([*words, *(f"{k}={_class_name(v)}" for k, v in policies.items())])
-        points.append((label, config, policies))
-    return points
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, bool, int, float, list, tuple, dict))
-
-
-def _class_name(value: Any) -> str:
-    return value.__name__ if isinstance(value, type) else type(value).__name__
-
-
-def _override(key: str, value: Any) -> str:
-    """A key and a Python value in the command line's syntax."""
-    return f"{'+' if key in ADDITIVE else ''}{key}={_text(value)}"
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return value if value.replace("_", "a").replace("-", "a").isalnum() else "'" + value.replace("'", "\\'") + "'"
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_text, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{_text(v)}" for k, v in value.items()) + "}"
-    return repr(value)
+def check_settings(resume: object, on_error: object, jobs: object = 1) -> None:
+    """UserError if a setting of a sweep is not allowed."""
+    if resume not in RESUME or (resume in (0, 1) and not isinstance(resume, bool)):
+        raise UserError(f"resume = {resume!r} is not allowed: true (refuse where code or configuration changed), accept (go on) or false.")
+    if on_error not in ON_ERROR:
+        raise unknown_name("value of on_error", str(on_error), ON_ERROR)
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        raise UserError(f"jobs = {jobs!r} is not allowed: a positive integer (runs at once).")

@@ -1,0 +1,135 @@
+"""The points of a sweep: each a checked configuration with a label that says what is swept, and a key that says what it is."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvlab.assembly import policy_objects
+from kvlab.composition import ADDITIVE, compose
+from kvlab.config import SEAMS, check_config, experiment_facts, to_plain
+from kvlab.results import flatten
+from kvlab.types import UserError, unknown_name
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep.
+
+    Attributes:
+        number: its place, and the name of its folder in the sweep's. label: what is swept, as on the command line.
+        config: plain configuration. policies: objects, classes or names that take the place of configured ones, by seam.
+        key: 16 hex digits of configuration and foreign sources: what tells whether an earlier result is this point's.
+        comparable: False where a class has no source: its earlier results can't be trusted, the point is always run.
+        facts: flat configuration and sources, for naming what drifted.
+    """
+
+    number: int
+    label: str
+    config: Mapping[str, Any]
+    policies: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""
+    comparable: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_point(number: int, label: str, config: Mapping[str, Any], policies: Mapping[str, Any] | None = None) -> Point:
+    """A point with its key. UserError: a policy that can't be made."""
+    given = dict(policies or {})
+    found = experiment_facts(config, policy_objects(given))
+    kept, sources = found if found is not None else (dict(config), {})
+    facts = {**flatten(kept), **{f"source of {name}": _short_digest(text) for name, text in sources.items()}, **inputs_of(config)}
+    text = json.dumps([label if found is None else "", facts], sort_keys=True, default=str)
+    return Point(number, label, dict(config), given, hashlib.sha256(text.encode()).hexdigest()[:16], found is not None, facts)
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def inputs_of(node: Any, name: str = "") -> dict[str, str]:
+    """Files and folders that the configuration names (`path`, `run`), by size and time of change: other contents are another point."""
+    found: dict[str, str] = {}
+    if not isinstance(node, Mapping):
+        return found
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            found |= inputs_of(value, f"{name}{key}.")
+        elif key in ("path", "run") and isinstance(value, str) and Path(value).exists():
+            files = [Path(value)] if Path(value).is_file() else sorted(p for p in Path(value).iterdir() if p.is_file())
+            stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+            found[f"contents of {name}{key}"] = _short_digest(json.dumps(stats))
+    return found
+
+
+def grid_points(grid: Mapping[str, Sequence[Any]], overrides: Sequence[str], repeats: int = 1) -> list[Point]:
+    """All points of a grid, checked, the last key varying fastest; `repeats` > 1 runs each with that many seeds.
+
+    Raises:
+        UserError: a wrong key, name or value anywhere in the grid.
+    """
+    if not isinstance(grid, Mapping):
+        raise UserError(f'grid = {grid!r} is not allowed: a dict of lists, e.g. {{"block_size": [8, 16]}}.')
+    for key, values in grid.items():
+        if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
+            raise UserError(f"grid[{key!r}] = {values!r} is not allowed: a list of at least one value, e.g. [{values!r}].")
+    grid = {**grid, **seeds(repeats, "seed" in grid, overrides)}
+    return [make_point(number, *checked) for number, checked in enumerate(_combinations(grid, overrides))]
+
+
+def seeds(repeats: int, seed_is_swept: bool, overrides: Sequence[str]) -> dict[str, list[int]]:
+    """The axis that repeats add: as many seeds, counted from the configured one. UserError: no such number, or seeds are swept."""
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+        raise UserError(f"repeats = {repeats!r} is not allowed: a positive integer (runs of each point, with different seeds).")
+    if repeats == 1:
+        return {}
+    if seed_is_swept:
+        raise UserError("repeats and a list of seeds are two ways to say the same: leave one out.")
+    first = int(compose(*overrides).seed)
+    return {"seed": list(range(first, first + repeats))}
+
+
+def _combinations(grid: Mapping[str, Sequence[Any]], overrides: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    for combination in itertools.product(*grid.values()):
+        chosen = dict(zip(grid, combination, strict=True))
+        policies = {k: v for k, v in chosen.items() if not _is_plain(v)}
+        for key in policies:
+            if key not in SEAMS:
+                raise unknown_name("seam for a policy object", key, SEAMS)
+        words = [override(k, v) for k, v in chosen.items() if k not in policies]
+        config = to_plain(compose(*overrides, *words))
+        check_config(config)
+        label = ", ".join([*words, *(f"{k}={_class_name(v)}" for k, v in policies.items())])
+        yield label, config, policies
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, bool, int, float, list, tuple, dict))
+
+
+def _class_name(value: Any) -> str:
+    return value.__name__ if isinstance(value, type) else type(value).__name__
+
+
+def override(key: str, value: Any) -> str:
+    """A key and a Python value in the command line's syntax."""
+    return f"{'+' if key in ADDITIVE else ''}{key}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value if value.replace("_", "a").replace("-", "a").isalnum() else "'" + value.replace("'", "\\'") + "'"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(_text, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{_text(v)}" for k, v in value.items()) + "}"
+    return repr(value)
