@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from kvlab.kernels.batch_index import Group, batch_index
 from kvlab.kernels.interface import AttentionMetadata, LayerCache
+from kvlab.kernels.quantize import as_movable, dequantize
 
 
 def paged_attention(q_THD: torch.Tensor, cache: LayerCache, meta: AttentionMetadata, scale: float) -> torch.Tensor:
@@ -24,16 +25,20 @@ def paged_attention(q_THD: torch.Tensor, cache: LayerCache, meta: AttentionMetad
     index = batch_index(meta)
     for group in index.groups:
         room_2PKD = index.scratch(k_slots)
-        k_SLKD = _gather(k_slots, group, room_2PKD[0], q_THD.dtype)
-        v_SLKD = _gather(v_slots, group, room_2PKD[1], q_THD.dtype)
+        k_SLKD = _gather(k_slots, cache.k_scale, group, room_2PKD[0], q_THD.dtype)
+        v_SLKD = _gather(v_slots, cache.v_scale, group, room_2PKD[1], q_THD.dtype)
         attend = _decode if group.num_queries == 1 else _prefill
         out_THD[group.rows] = attend(q_THD[group.rows], k_SLKD, v_SLKD, group, scale)
     return out_THD
 
 
-def _gather(slots_PKD: torch.Tensor, group: Group, room_PKD: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The group's slots, [S, L, K, D]; they stay valid until the next group is gathered into the same room."""
-    rows = torch.index_select(slots_PKD, 0, group.slots, out=room_PKD[: len(group.slots)]).to(dtype)
+def _gather(slots_PKD: torch.Tensor, scale: torch.Tensor | None, group: Group, room_PKD: torch.Tensor,
+            dtype: torch.dtype) -> torch.Tensor:  # fmt: skip
+    """The group's slots as `dtype`, [S, L, K, D]; they stay valid until the next group is gathered into the same room."""
+    stored = torch.index_select(as_movable(slots_PKD), 0, group.slots, out=as_movable(room_PKD)[: len(group.slots)])
+    if scale is not None and scale.dim() > 1:  # one a slot
+        scale = scale.flatten(0, 1).index_select(0, group.slots)
+    rows = dequantize(stored.view(slots_PKD.dtype), scale, dtype)
     return rows.view(group.num_seqs, group.length, *rows.shape[1:])
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.kernels.quantize import as_movable
+
 
 def _index(block_ids: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(block_ids, dtype=torch.int64, device=device)
@@ -14,12 +16,12 @@ def _index(block_ids: list[int], device: torch.device) -> torch.Tensor:
 
 def gather_blocks(cache_LXN: torch.Tensor, block_ids: list[int]) -> torch.Tensor:
     """A copy of the named blocks, [L, 2, n, ...]."""
-    return cache_LXN.index_select(2, _index(block_ids, cache_LXN.device))
+    return as_movable(cache_LXN).index_select(2, _index(block_ids, cache_LXN.device)).view(cache_LXN.dtype)
 
 
 def scatter_blocks(cache_LXN: torch.Tensor, block_ids: list[int], blocks_LXn: torch.Tensor) -> None:
     """Write blocks [L, 2, n, ...] into the named ones. `block_ids` must be distinct."""
-    cache_LXN.index_copy_(2, _index(block_ids, cache_LXN.device), blocks_LXn)
+    as_movable(cache_LXN).index_copy_(2, _index(block_ids, cache_LXN.device), as_movable(blocks_LXn))
 
 
 def copy_blocks(cache_LXN: torch.Tensor, pairs: list[tuple[int, int]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kvlab.cache.tensors import bytes_per_slot, storage_dtype
 from kvlab.config import SEAMS, build, deciding_differences
 from kvlab.engine.clock import Clock, VirtualClock, WallClock
 from kvlab.engine.config import EngineConfig, PolicySet
@@ -137,7 +138,7 @@ def itemsize(dtype: str) -> int:
 
 def kv_bytes_per_token(shape: LlamaConfig, dtype: str) -> int:
     """Bytes of K and V of one token over all layers, stored as `dtype`."""
-    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize(dtype)
+    return 2 * shape.num_layers * bytes_per_slot(shape.num_kv_heads, shape.head_dim, storage_dtype(dtype))
 
 
 # ------------------------------------------------------------------------- policies

@@ -528,7 +528,11 @@ class KVDtypePolicy(ABC):
 
     @abstractmethod
     def storage(self, model_dtype: str) -> str:
-        """Storage dtype ("float64", "float32", "float16", "bfloat16") for a model computing in `model_dtype`."""
+        """Storage dtype ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int8") for a model computing in `model_dtype`."""
+
+    def scales(self) -> tuple[float | tuple[float, ...], float | tuple[float, ...]]:
+        """What stored K and V are multiplied by, one number or one a layer; anything but 1.0 needs fp8. (int8 finds its own.)"""
+        return 1.0, 1.0
 
     def lossless_for(self, model_dtype: str) -> bool:
         """Whether every number of `model_dtype` is stored exactly: exponent and significand bits are as many or more."""
@@ -536,4 +540,4 @@ class KVDtypePolicy(ABC):
         return stored[0] >= model[0] and stored[1] >= model[1]
 
 
-_BITS = {"float64": (11, 53), "float32": (8, 24), "float16": (5, 11), "bfloat16": (8, 8)}
+_BITS = {"float64": (11, 53), "float32": (8, 24), "float16": (5, 11), "bfloat16": (8, 8), "float8_e4m3fn": (4, 4), "int8": (0, 7)}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from engine_support import Log
 
+from kvlab.cache.tensors import KVTensors, storage_dtype
 from kvlab.engine import Engine, EngineConfig, PolicySet
 from kvlab.engine.clock import Clock, WallClock
 from kvlab.engine.runners.base import Runner
@@ -39,9 +40,9 @@ def tiny_engine(num_blocks: int, block_size: int, policy_set: PolicySet | None =
     shape = loaded.config
     policy_set = policy_set or PolicySet()
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    itemsize = getattr(torch, policy_set.kv_dtype.storage(dtype)).itemsize
+    stored = storage_dtype(policy_set.kv_dtype.storage(dtype))
     config = EngineConfig(num_blocks, block_size, **{"max_model_len": 640, **limits})
-    block_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize * block_size
+    block_bytes = KVTensors.bytes_per_block(shape.num_layers, block_size, shape.num_kv_heads, shape.head_dim, stored)
     engine = Engine(config, policy_set, runner or TorchRunner(loaded), clock or WallClock(), loaded.tokenizer, loaded.eos_token_ids, [log],
                     dtype, block_bytes, shape.vocab_size)  # fmt: skip
     return engine, log

@@ -13,7 +13,7 @@ from kvlab.policies.base import RegionNeed, VictimView
 from kvlab.policies.batching import Chunked, PrefillFirst, Static, Walkthrough
 from kvlab.policies.block_sizing import Fixed
 from kvlab.policies.compression import Full, Window
-from kvlab.policies.kv_dtype import Auto, Bf16, Fp16, Fp32
+from kvlab.policies.kv_dtype import Auto, Bf16, Fp8, Fp16, Fp32, Int8
 from kvlab.policies.layout import ContiguousMax, ContiguousOracle, ContiguousPow2, Paged, Ring
 from kvlab.policies.preemption import LeastComputed, Lifo, Priority
 from kvlab.policies.preemption.mode import CheaperOfBoth, Recompute, Swap
@@ -313,6 +313,8 @@ def test_window_drops_what_no_later_query_reads() -> None:
         (Fp32(), ["float32"] * 4, [False, True, True, True]),
         (Fp16(), ["float16"] * 4, [False, False, True, False]),
         (Bf16(), ["bfloat16"] * 4, [False, False, False, True]),
+        (Fp8(), ["float8_e4m3fn"] * 4, [False] * 4),
+        (Int8(), ["int8"] * 4, [False] * 4),
     ],
 )
 def test_storage(policy: Any, stored: list[str], lossless_for: list[bool]) -> None:

@@ -26,7 +26,7 @@ FIRST = {
     "block_sizing": ["fixed"],
     "layout": ["contiguous_max", "contiguous_oracle", "contiguous_pow2", "paged", "ring"],
     "compression": ["full", "window"],
-    "kv_dtype": ["auto", "bf16", "fp16", "fp32"],
+    "kv_dtype": ["auto", "bf16", "fp16", "fp32", "fp8", "int8"],
 }
 
 

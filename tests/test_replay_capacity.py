@@ -38,6 +38,7 @@ def test_bytes_of_a_model() -> None:
     assert kv_bytes_per_token("llama3_8b") == 131_072
     assert kv_bytes_per_token("dummy_llama3_8b", "float32") == 262_144
     assert kv_bytes_per_token(SHAPES["llama2_7b"], "fp8") == 262_144
+    assert kv_bytes_per_token("llama3_8b", "int8") == 2 * 32 * 8 * (128 + 2)
     assert kv_bytes_per_token(70_000) == 70_000
     trace = AccessTrace("t", [[1, 2], [1, 3]], [0.0, 0.0], [1024, 1000])
     assert replay(trace, "lru", "8GiB", model="llama3_8b").capacity == 128

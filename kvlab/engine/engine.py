@@ -4,11 +4,14 @@
     outcome = runner.submit(plan).result()  torch, simulated or recorded: the same plan
     committer.commit(plan, outcome, end)    tokens accepted, blocks published, sequences ended
     listeners hear plan, outcome and counts
+
+At depth 1 a plan is submitted before the outcome of the one before is asked for: see `kvlab.engine.flight`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from collections.abc import Sequence as Seqs
 from typing import NamedTuple
 
@@ -18,6 +21,7 @@ from kvlab.engine.beam import BeamState
 from kvlab.engine.clock import Clock, WallClock
 from kvlab.engine.commit import Committer
 from kvlab.engine.config import EngineConfig, PolicySet
+from kvlab.engine.flight import Flight
 from kvlab.engine.hearing import hearers
 from kvlab.engine.randomness import request_seed
 from kvlab.engine.records import StatsMaker, make_record, refused_record
@@ -80,8 +84,10 @@ class Engine:
         self._block_listeners = tuple(x for x in self.listeners if x.wants_block_events)
         self.kv = KVCacheManager(config.num_blocks, config.num_cpu_blocks, config.block_size, policies.eviction,
                                  policies.prefix_cache, policies.layout, policies.compression, config.max_model_len,
-                                 config.track_shareable, self._on_block if self._block_listeners else None)  # fmt: skip
+                                 config.track_shareable, self._on_block if self._block_listeners else None,
+                                 config.depth)  # fmt: skip
         self.scheduler = Scheduler(config, policies, self.kv, block_bytes)
+        self.scheduler.recall = self._recall
         self._tell_arrived = hearers(policies, "arrived")
         self._tell_group_ended = hearers(policies, "ended")
         self._tell_computed = hearers(policies, "computed")
@@ -93,12 +99,15 @@ class Engine:
         self.committer = Committer(self.scheduler, self.kv, tokenizer, self.eos_token_ids, self._new_seq_id, self._finish_group,
                                    self._sequences)  # fmt: skip
         self._stats = StatsMaker(self.scheduler, self.kv)
-        self._step = 0
+        self._step = 0  # that block events belong to
+        self._num_launched = 0
+        self._flights: list[Flight] = []  # submitted and not committed, in order
         self._finished: list[RequestRecord] = []
         self._untold: list[RequestRecord] = []  # ended within this step; listeners hear of them once the commit is complete
         runner.initialize(RunnerConfig(config.num_blocks, config.num_cpu_blocks, config.block_size, config.max_num_seqs,
                                        config.max_model_len, policies.compression.attention_window,
-                                       policies.kv_dtype.storage(model_dtype), self.eos_token_ids))  # fmt: skip
+                                       policies.kv_dtype.storage(model_dtype), self.eos_token_ids, config.depth,
+                                       policies.kv_dtype.scales()))  # fmt: skip
 
     @property
     def sequences(self) -> dict[int, Sequence]:
@@ -188,7 +197,7 @@ class Engine:
         if sampling.beam_width:
             group.beam = BeamState.of(seq.seq_id, sampling, self.eos_token_ids, max_output)
         group.pool_blocks = self.kv.pool.blocks
-        now = Now(self._step, request.arrival_s)
+        now = Now(self._num_launched, request.arrival_s)
         for tell in self._tell_arrived:
             tell(group, self.scheduler.queues, now)
         self.scheduler.waiting.add(group, now)
@@ -208,12 +217,13 @@ class Engine:
         group = self.groups.get(request_id)
         if group is None:
             return None
+        self._recall(group)
         for seq in list(group.seqs):
             seq.finish_reason = "abort"
         self.scheduler.remove(group)
         self._retire(group)
         record = self._close(group, self.clock.now() if now_s is None else now_s)
-        self._say_ended()
+        self._say_ended(self._num_launched)
         self._tell_ended()
         return record
 
@@ -223,8 +233,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Requests wait, run or are swapped out."""
-        return bool(self.groups)
+        """Requests wait, run or are swapped out, or a step is in flight."""
+        return bool(self.groups or self._flights)
 
     @property
     def has_ended(self) -> bool:
@@ -239,42 +249,88 @@ class Engine:
     # -------------------------------------------------------------------- step
 
     def step(self, now_s: float | None = None) -> StepResult:
-        """Decide, carry out and take in one step.
+        """Decide, carry out and take in one step. At depth 1: decide and submit one, and take in the one before; with nothing in flight
+        two are decided. A step in which nothing is to be done is taken in at once, after those before it.
 
         Args:
-            now_s: time of the step's decisions (s); the clock's by default.
+            now_s: time of the decisions (s); the clock's by default.
+        Returns:
+            The first step taken in; `finished` of all of them. (Listeners hear each.)
         Raises:
             IllegalDecision: a policy decided what can't be, or kept everything from running though nothing stood in its way.
         """
-        now = Now(self._step, self.clock.now() if now_s is None else now_s)
+        at_s = self.clock.now() if now_s is None else now_s
+        self._launch(at_s)
+        if self.config.depth and len(self._flights) == 1 and not self._flights[0].plan.is_empty:
+            self._launch(at_s)
+        plan, outcome, stats = self._land()
+        while self._flights and self._flights[-1].plan.is_empty:
+            self._land()
+        return StepResult(plan, outcome, stats, self.take_ended())
+
+    def _launch(self, now_s: float) -> None:
+        """Make a plan and submit it."""
         start = time.perf_counter()
-        plan = self.scheduler.schedule(now)
+        self._step = step = self._num_launched
+        # With nobody left there is nothing to ask policies; the steps in flight end with a plan of nothing.
+        plan = self.scheduler.schedule(Now(step, now_s)) if self.groups else Plan(step, now_s)
         for _, request_id, reason in plan.ended:
-            self._end_by_scheduler(self.groups[request_id], reason, now.now_s)
-        if not plan.scheduled and not plan.ended and not plan.preempted and self.has_work:
+            self._end_by_scheduler(self.groups[request_id], reason, now_s)
+        if not plan.scheduled and not plan.ended and not plan.preempted and self.groups and not self._flights:
             self._refuse_to_stall(plan)
         scheduled = time.perf_counter()
-        outcome = self.runner.submit(plan).result()
+        flight = Flight(plan, self.runner.submit(plan), scheduled - start, scheduled)
+        if self.config.depth:
+            flight.take_off(self._sequences)
+        self._flights.append(flight)
+        self._num_launched += 1
+
+    def _land(self) -> tuple[Plan, Outcome, StepStats]:
+        """Wait for the earliest step in flight and take in what came of it."""
+        flight = self._flights.pop(0)
+        plan = flight.plan
+        outcome = flight.handle.result()
         executed = time.perf_counter()
         end_s = self.clock.advance(outcome.execute_s)
-        before = self._num_outputs(plan) if self._tell_computed else {}
-        counts = self.committer.commit(plan, outcome, end_s)
+        self._step = plan.step
+        if self.config.depth:
+            self._take_back(flight)
+        wanted = flight.moves if self.config.depth else None
+        before = self._num_outputs(plan, wanted) if self._tell_computed else {}
+        counts = self.committer.commit(plan, outcome, end_s, wanted)
         if before:
             self._say_computed(before, Now(plan.step, end_s))
-        self._say_ended()
+        for later in self._flights:
+            later.take_off_again(self._sequences)
+        self._say_ended(plan.step)
         committed = time.perf_counter()
-        is_virtual = outcome.execute_s if outcome.execute_s else executed - scheduled
-        stats = self._stats.make(plan, counts, end_s, scheduled - start, is_virtual, committed - executed)
-        self._step += 1
+        execute_s = outcome.execute_s if outcome.execute_s else executed - flight.submitted_s
+        stats = self._stats.make(plan, counts, end_s, flight.schedule_s, execute_s, committed - executed)
+        self._step = self._num_launched
         self._tell_ended()
         for listener in self.listeners:
             listener.on_step(plan, outcome, stats)
-        return StepResult(plan, outcome, stats, self.take_ended())
+        return plan, outcome, stats
 
-    def _num_outputs(self, plan: Plan) -> dict[SequenceGroup, list[int]]:
-        """For each group of the plan: output tokens so far, tokens computed in this step."""
+    def _take_back(self, flight: Flight) -> None:
+        """Sequences as they were before `flight` took off, and any step after it."""
+        self.kv.parking.landed(flight.plan.step)
+        for later in reversed(self._flights):
+            later.take_back()
+        flight.take_back()
+        flight.land()
+
+    def _recall(self, group: SequenceGroup) -> None:
+        """What is in flight of a group is not wanted any more."""
+        for flight in reversed(self._flights):
+            flight.recall(group)
+
+    def _num_outputs(self, plan: Plan, wanted: Container[int] | None) -> dict[SequenceGroup, list[int]]:
+        """For each group of the plan: output tokens so far, tokens computed in this step. Of sequences that are `wanted` (None: all)."""
         counts: dict[SequenceGroup, list[int]] = {}
         for scheduled in plan.scheduled:
+            if wanted is not None and scheduled.seq_id not in wanted:
+                continue
             group = self._sequences[scheduled.seq_id].group
             if group not in counts:
                 counts[group] = [group.num_all_output_tokens, 0]
@@ -286,11 +342,11 @@ class Engine:
             for tell in self._tell_computed:
                 tell(group, num_computed, group.num_all_output_tokens - num_output, now)
 
-    def _say_ended(self) -> None:
+    def _say_ended(self, step: int) -> None:
         while self._ended_groups:
             group, end_s = self._ended_groups.pop(0)
             for tell in self._tell_group_ended:
-                tell(group, Now(self._step, end_s))
+                tell(group, Now(step, end_s))
 
     def _refuse_to_stall(self, plan: Plan) -> None:
         why = ", ".join(f"{b.request_id} stays out by {b.by!r}" for b in plan.blocked) or "no phase served the queues that hold requests"

@@ -16,6 +16,7 @@ from kvlab.types import UserError, unknown_name
 UNITS = ("blocks", "tokens", "bytes", "share")
 HINT = "blocks (5000), tokens (40000tok), bytes of a model (8GiB with model=llama3_8b), or a share of the distinct blocks (0.1, 10%)"
 KV_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+INT8_SCALE_BYTES = 2
 """dtype of stored K and V -> bytes of a number."""
 
 _TEXT = re.compile(r"\s*(?P<number>[0-9][0-9_]*(?:\.[0-9]*)?(?:e[0-9]+)?|\.[0-9]+)\s*(?P<unit>[a-z%]*)\s*", re.IGNORECASE)
@@ -119,7 +120,7 @@ def _parse(value: object) -> tuple[Fraction, str | None]:
 
 
 def kv_bytes_per_token(model: Any, kv_dtype: str = "bfloat16") -> int:
-    """Bytes of K and V of one token over all layers: 2 x layers x KV heads x head size x bytes of a number.
+    """Bytes of K and V of one token over all layers: 2 x layers x KV heads x head size x bytes of a number (int8: and 2 of a scale a head).
 
     model: a name in kvlab's table of shapes, a folder with a config.json (any model that says its layers, heads and KV heads), a
     mapping like that file, an object with the numbers (LlamaConfig), or the bytes themselves.
@@ -134,7 +135,7 @@ def kv_bytes_per_token(model: Any, kv_dtype: str = "bfloat16") -> int:
     if kv_dtype not in KV_ITEM_BYTES:
         raise unknown_name("kv_dtype", kv_dtype, KV_ITEM_BYTES)
     layers, heads, head_dim = _kv_shape(model)
-    return 2 * layers * heads * head_dim * KV_ITEM_BYTES[kv_dtype]
+    return 2 * layers * heads * (head_dim * KV_ITEM_BYTES[kv_dtype] + (INT8_SCALE_BYTES if kv_dtype == "int8" else 0))
 
 
 def _kv_shape(model: Any) -> tuple[int, int, int]:

@@ -344,7 +344,8 @@ def drive_kv_dtype(policy: KVDtypePolicy, rng: Random, rules: Rules) -> list[obj
     """Storage for each model dtype."""
     dtypes = ("float64", "float32", "float16", "bfloat16")
     stored = [policy.storage(dtype) for dtype in dtypes]
-    rules.require(all(storage in dtypes for storage in stored), "storage", f"{dtypes} are stored as {stored}")
+    known = (*dtypes, "float8_e4m3fn", "int8")
+    rules.require(all(storage in known for storage in stored), "storage", f"{dtypes} are stored as {stored}")
     keeps = stored[1] in ("float32", "float64")
     rules.require(keeps or not policy.lossless, "storage", f"lossless is true, but float32 is stored as {stored[1]}")
     return list(stored)

@@ -429,6 +429,8 @@ LOSSY: dict[str, dict[str, Any]] = {
     "window": {"compression": by_name("compression", "window", size=20)},
     "fp16": {"kv_dtype": "fp16"},
     "bf16": {"kv_dtype": "bf16"},
+    "fp8": {"kv_dtype": by_name("kv_dtype", "fp8", k_scale=0.01, v_scale=0.01)},
+    "int8": {"kv_dtype": "int8"},
 }
 
 

@@ -88,7 +88,8 @@ def test_sampled_tokens_do_not_depend_on_who_finished_first() -> None:
     assert wide == narrow
 
 
-@pytest.mark.parametrize(("dtype", "bytes_per_token"), [("auto", 4 * 2 * 2 * 32), ("fp16", 2 * 2 * 2 * 32)])
+@pytest.mark.parametrize(("dtype", "bytes_per_token"), [("auto", 4 * 2 * 2 * 32), ("fp16", 2 * 2 * 2 * 32), ("fp8", 2 * 2 * 32),
+                                                        ("int8", 2 * 2 * (32 + 4 * 2))])
 def test_a_simulated_run_costs_what_its_kv_dtype_stores(dtype: str, bytes_per_token: int) -> None:
     """model=tiny: 2 layers; K and V of 4 heads of 8 numbers each."""
     config = to_plain(compose("model=tiny", "runner=simulated", "dtype=float32", f"kv_dtype={dtype}", "block_size=8"))

@@ -19,7 +19,9 @@ class RunnerConfig:
         block_size: tokens per block.
         max_num_seqs: sequences that may be scheduled in one step; max_model_len: tokens a sequence may reach.
         window: each query sees at most this many latest positions, itself included; None: all.
-        kv_dtype: storage dtype of K and V: "float64", "float32", "float16" or "bfloat16".
+        kv_dtype: storage dtype of K and V: a name of `kvlab.cache.tensors.STORAGE_DTYPES`.
+        kv_scales: of K and V under fp8, a number or one a layer each.
+        depth: plans that may be submitted before an earlier one's outcome is asked for.
         eos_token_ids: ids that end a sequence (masked while a request is below its min_tokens); may be empty.
     """
 
@@ -31,6 +33,8 @@ class RunnerConfig:
     window: int | None = None
     kv_dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
+    depth: int = 0
+    kv_scales: tuple[float | tuple[float, ...], float | tuple[float, ...]] = (1.0, 1.0)
 
 
 class DeviceMemory(NamedTuple):
