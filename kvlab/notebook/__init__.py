@@ -7,12 +7,12 @@ Needs ipywidgets, anywidget and plotly. Names are imported when they are first u
 from importlib import import_module
 from typing import Any
 
-# name -> module that defines it.
+# name -> module that defines it. Modules are not called like the functions they hold: importing one would hide the function.
 _LAZY = {
-    "block_map": "kvlab.notebook.block_map",
-    "timeline": "kvlab.notebook.timeline",
-    "prefix_tree": "kvlab.notebook.prefix_tree",
-    "live": "kvlab.notebook.live",
+    "block_map": "kvlab.notebook.block_grid",
+    "timeline": "kvlab.notebook.request_bars",
+    "prefix_tree": "kvlab.notebook.content_tree",
+    "live": "kvlab.notebook.live_view",
     "export_html": "kvlab.notebook.export",
     "policy_lab": "kvlab.notebook.lab",
     "sweep_explorer": "kvlab.notebook.explorer",

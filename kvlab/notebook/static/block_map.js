@@ -181,7 +181,8 @@ function legend(view, step, parts) {
   const gpu = view.tiers[0], counts = [...gpu.counts.subarray(step * 4, step * 4 + 4)];
   const values = [counts[FREE] - gpu.reserved, counts[USED], counts[SHARED], counts[CACHED], gpu.reserved];
   if (view.tiers[1]) values.push(view.tiers[1].num - view.tiers[1].counts[step * 4]);
-  parts.numbers.forEach((node, i) => { node.textContent = count(values[node.state]); });
+  parts.numbers.forEach(node => { node.textContent = count(values[node.state]); });
+  view.root.classList.toggle("kvlab-by-owner", view.by === "owner");
 }
 
 function status(view, step) {
@@ -266,8 +267,9 @@ function build(view, cursor, bar) {
     const number = h("b", { style: `min-width:${String(count(tiers[0].num)).length}ch` });
     number.state = state;
     numbers.push(number);
-    return h("span", { class: "kvlab-key" }, h("i", { style: `background:${colors[state]}` }), text, number);
-  }));
+    const held = [USED, SHARED, CACHED].includes(state) ? "kvlab-held" : "";
+    return h("span", { class: "kvlab-key" }, h("i", { style: `background:${colors[state]}`, class: held }), text, number);
+  }), h("span", { class: "kvlab-owner-note" }, "colour: a request; pale: cached; dots: held by others too"));
   const strip = canvas(40, { "aria-hidden": "true", title: "blocks used, shared and cached over the run" });
   const move = event => { const box = strip.node.getBoundingClientRect(); bar.pause(); cursor.go((event.clientX - box.left) / box.width * (meta.num_steps - 1)); };
   strip.node.addEventListener("pointerdown", event => { strip.node.setPointerCapture(event.pointerId); move(event); });
