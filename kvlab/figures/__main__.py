@@ -1,0 +1,109 @@
+"""The door to papers' figures.
+
+    python -m kvlab.figures list                          every figure: number, name, what it shows, results
+    python -m kvlab.figures draw [NAME ...] [--out DIR]   figure.pdf and figure.svg from committed results (no NAME: all)
+    python -m kvlab.figures run NAME ... [--verify]       produce the results again; --verify: compare instead of writing
+    python -m kvlab.figures check [NAME ...]              redraw and compare; results against manifest, manifest against config
+
+Exit status: 0; 1 a check or a verification failed; 2 a user's error (nothing was overwritten); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvlab.figures import actions, manifest
+from kvlab.figures.spec import Folder, load, names
+from kvlab.types import KvlabError, UserError
+from kvlab.types.piping import exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    args = _parser().parse_args(sys.argv[1:] if argv is None else argv)
+    root = None if args.root is None else Path(args.root)
+    try:
+        if args.command == "list":
+            return _list(root)
+        folders = [load(name, root) for name in (args.names or names(root))]
+        if args.command == "draw":
+            return _draw(folders, args.out)
+        if args.command == "check":
+            return _check(folders)
+        if not args.names:
+            raise UserError(f"run needs names: {', '.join(names(root))}.")
+        return _verify(folders) if args.verify else _run(folders)
+    except KvlabError as error:
+        print(f"kvlab.figures: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("kvlab.figures: interrupted. Committed results are as they were.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kvlab.figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("list", "draw", "run", "check"))
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--root", help="folder that holds the figures' folders (default: experiments/ of the checkout)")
+    parser.add_argument("--out", type=Path, help="draw: write into DIR/NAME instead of the figure's own folder")
+    parser.add_argument("--verify", action="store_true", help="run: compare new results with the committed ones, write nothing")
+    return parser
+
+
+def _list(root: Path | None) -> int:
+    for name in names(root):
+        folder = load(name, root)
+        spec = folder.spec()
+        try:
+            made = manifest.read(folder)
+            state = f"{made['results']['rows']} rows, {made['date'][:10]}, {made['seconds']:.0f} s"
+        except UserError:
+            state = "no results"
+        print(f"{spec.number:<4} {name:<20} {spec.title} ({state})")
+    return 0
+
+
+def _draw(folders: Sequence[Folder], out: Path | None) -> int:
+    for folder in folders:
+        written = actions.draw(folder, out)
+        print(f"{folder.name}: {', '.join(path.name for path in written)}")
+    return 0
+
+
+def _run(folders: Sequence[Folder]) -> int:
+    for folder in folders:
+        frame = actions.run(folder)
+        seconds = manifest.read(folder)["seconds"]
+        print(f"{folder.name}: {len(frame)} rows in {seconds:.0f} s", flush=True)
+    return 0
+
+
+def _verify(folders: Sequence[Folder]) -> int:
+    failed = 0
+    for folder in folders:
+        found = actions.verify(folder)
+        failed += bool(found)
+        print(f"{folder.name}: {'the results differ' if found else 'the same results'}", flush=True)
+        for line in found:
+            print(f"  {line}")
+    return int(failed > 0)
+
+
+def _check(folders: Sequence[Folder]) -> int:
+    failed = 0
+    for folder in folders:
+        found = actions.check(folder)
+        failed += bool(found)
+        print(f"{folder.name}: {'FAILED' if found else 'ok'}", flush=True)
+        for line in found:
+            print(f"  {line}")
+    print(f"{len(folders) - failed} of {len(folders)} figures follow from their results")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_code(main))
