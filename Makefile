@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all the set-up on a machine with Python 3.11+, make and git. `make help` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-full checks lint bench lab clean
+.PHONY: help setup model demo test test-fast test-full test-browser checks lint bench lab clean
 
 # The interpreter for the virtual environment: `make PYTHON=python3.12 test`. Found here: the first of these that is 3.11 to 3.13.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -34,13 +34,20 @@ demo: model ## a real run with +policy=lru, its table and its folder
 	$(BIN)/python -m kvlab.experiment +policy=lru kv_cache_tokens=2048 $(ARGS)
 
 test: checks model ## what CI runs: checks and all tests except the `full` ones
-	$(PYTEST) -m "not full" $(ARGS)
+	$(PYTEST) -m "not full and not browser and not cluster" $(ARGS)
 
 test-fast: model ## under two minutes: no checks, no slow tests
-	$(PYTEST) -m "not full and not slow" $(ARGS)
+	$(PYTEST) -m "not full and not slow and not browser and not cluster" $(ARGS)
 
-test-full: checks model ## everything
-	$(PYTEST) $(ARGS)
+test-full: checks model ## everything that needs neither a browser nor a cluster
+	$(PYTEST) -m "not browser and not cluster" $(ARGS)
+
+# One worker: the browser, the server and a kernel share two cores already.
+test-browser: model ## the notebooks in JupyterLab in chromium, headless; installs what it needs
+	@bash tests/browser/install.sh
+	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check \
+		--root-user-action=ignore -c constraints.txt -e '.[dev,browser]'
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
 checks: lint ## ruff, mypy, import-linter, stripped notebooks
 	$(BIN)/mypy
@@ -54,7 +61,7 @@ bench: model ## benchmarks under experiments/bench, ratios measured in one run
 	@for b in experiments/bench/*.py; do echo "== $$b"; $(BIN)/python "$$b" $(ARGS) || exit 1; done
 
 lab: model ## JupyterLab on the notebooks
-	$(BIN)/jupyter lab notebooks/01_quickstart.ipynb
+	$(BIN)/python -m kvlab.lab $(ARGS)
 
 clean: ## caches and build products (not runs/, not the virtual environment)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -89,11 +89,14 @@ def _bar(total: int | None, label: str, unit: str) -> Any:
     if not notebook and not sys.stderr.isatty():
         return None
     try:
-        from tqdm import tqdm
+        from tqdm import tqdm as bar
     except ImportError:
         return None
+    kind: Any = bar
     if notebook:
         with suppress(ImportError):  # without ipywidgets: tqdm's bar of characters
             import ipywidgets  # noqa: F401 - tqdm.notebook imports without it and fails later
-            from tqdm.notebook import tqdm
-    return tqdm(total=total, desc=label, unit=unit, dynamic_ncols=True, leave=False)
+            from tqdm.notebook import tqdm as widget
+
+            kind = widget
+    return kind(total=total, desc=label, unit=unit, dynamic_ncols=True, leave=False)

@@ -15,6 +15,7 @@ from kvlab.policies.registry import list_policies
 from kvlab.tables import run_table
 from kvlab.types import RequestShape, UserError
 from kvlab.workload.base import WorkloadContext
+from kvlab.workload.multi_turn import MultiTurnWorkload
 from kvlab.workload.shapes import first_shapes
 from kvlab.workload.synthetic import SyntheticWorkload
 
@@ -134,3 +135,10 @@ def test_a_run_takes_the_size_and_says_why(tmp_path: Path) -> None:
     assert len(status["block_sizing"]) == 11
     assert why in (tmp_path / "run" / "run.log").read_text()
     assert "\n".join(status["block_sizing"]) in run_table(run)
+
+
+def test_shapes_of_conversations_are_those_of_their_first_turns() -> None:
+    """Three conversations of two turns are six requests, of which three are known beforehand."""
+    workload = MultiTurnWorkload(num_sessions=3, turns=2, prompt_len=10, turn_len=4, output_len=5)
+    shapes = first_shapes(workload, WorkloadContext(None, 32_000, 4096, seed=0))
+    assert [(s.num_prompt_tokens, s.num_output_tokens) for s in shapes] == [(10, 5)] * 3

@@ -49,7 +49,7 @@ def sweep_explorer(
                                   REAL_WORKLOADS if real_workloads is None else real_workloads, start))  # fmt: skip
 
 
-class SweepExplorer(w.VBox):
+class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
     """See `sweep_explorer`.
 
     Attributes:
@@ -103,10 +103,9 @@ class SweepExplorer(w.VBox):
     def _side(self) -> w.Widget:
         controls = self.controls
         self._real_box = w.VBox([w.HBox([self.start_button, self.stop_button]), self.progress])
-        rows = [_row("runner", controls.runner), self._real_box, _row("workload", controls.workload), _row("block_size", controls.block_size),
-                _row("num_blocks", controls.num_blocks), _row("", controls.equal_memory), _row("watermark", controls.watermark),
-                _row("eviction", controls.eviction), _row("scheduling", controls.scheduling), _row("preemption", controls.preemption),
-                _row("mode", controls.mode), self.command]  # fmt: skip
+        policies = [_row(name, getattr(controls, name)) for name in ("eviction", "scheduling", "preemption", "mode")]
+        numbers = [_row(name, getattr(controls, name)) for name in ("block_size", "num_blocks", "equal_memory", "watermark")]
+        rows = [_row("runner", controls.runner), self._real_box, _row("workload", controls.workload), *numbers, *policies, self.command]
         return w.VBox(rows, layout={"width": "290px", "min_width": "290px", "padding": "12px 8px 0 0"})
 
     def _main(self) -> w.Widget:
@@ -357,7 +356,7 @@ def _row(name: str, control: w.Widget) -> w.Widget:
     """A control under its name, which is the command line's."""
     control.layout.width = "auto"
     control.layout.flex = "1 1 auto"
-    label = w.Label(name, layout={"width": "84px", "min_width": "84px"})
+    label = w.Label("" if name == "equal_memory" else name, layout={"width": "84px", "min_width": "84px"})
     return w.HBox([label, control])
 
 

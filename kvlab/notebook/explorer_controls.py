@@ -199,7 +199,8 @@ class Controls:
         for word in self._shared:
             key = word.partition("=")[0].lstrip("+")
             if key in {*self.all, "preemption/mode"} and key != "workload":
-                raise UserError(f"{word!r} is what a control of sweep_explorer sets: sweep_explorer({key.rpartition('/')[2]}=...) starts it.")
+                name = key.rpartition("/")[2]
+                raise UserError(f"{word!r} is what a control of sweep_explorer sets: sweep_explorer({name}=...) starts it there.")
         for kind, base in (("simulated", SIMULATED), ("real", REAL)):
             for words in self._workloads[kind].values():
                 compose(*self._without_shared(base), *words, *self._shared)
@@ -211,7 +212,8 @@ class Controls:
         config = to_plain(compose(*self._without_shared(SIMULATED), *self._shared))
         found = {name: _file_name(config[name]) for name in ("eviction", "scheduling", "preemption")}
         found["mode"] = _file_name(config["preemption"]["mode"])
-        return {**{name: value for name, value in found.items() if value}, "watermark": config["watermark"], "block_size": config["block_size"]}
+        numbers = {name: config[name] for name in ("watermark", "block_size")}
+        return {**{name: value for name, value in found.items() if value}, **numbers}
 
     def _without_shared(self, base: Sequence[str]) -> tuple[str, ...]:
         """`base` less the keys that the caller gives: the command line takes a group's choice once."""

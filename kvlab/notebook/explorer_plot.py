@@ -45,7 +45,7 @@ class Curves(NamedTuple):
     itl: np.ndarray
 
 
-NOTHING = Curves(*[np.empty(0)] * 8)
+NOTHING = Curves._make([np.empty(0)] * 8)
 
 
 def curves(steps: pd.DataFrame, requests: pd.DataFrame) -> Curves:
@@ -70,8 +70,8 @@ def curves_of(steps: np.ndarray, arrivals_s: Sequence[float], token_times_s: Seq
     times = [np.asarray(t, dtype=np.float64) for t in token_times_s]
     ttft = np.array([1e3 * (t[0] - arrival) for t, arrival in zip(times, arrivals_s, strict=True) if len(t)])
     itl = 1e3 * np.concatenate([np.diff(t) for t in times]) if times else np.empty(0)
-    return Curves(time, *(np.repeat((part * share)[shown], 2) for part in (used, cached, total - kept)), edges, np.append(rate, rate[-1]),
-                  _quantiles(ttft), _quantiles(itl))  # fmt: skip
+    bands = [np.repeat((part * share)[shown], 2) for part in (used, cached, total - kept)]
+    return Curves(time, bands[0], bands[1], bands[2], edges, np.append(rate, rate[-1]), _quantiles(ttft), _quantiles(itl))
 
 
 def _thinned(peak: np.ndarray) -> np.ndarray:

@@ -68,7 +68,7 @@ def policy_lab(
                      user_namespace() if namespace is None else namespace)  # fmt: skip
 
 
-class PolicyLab(w.VBox):
+class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
     """See `policy_lab`.
 
     Attributes:

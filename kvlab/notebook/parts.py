@@ -42,7 +42,7 @@ class CopyButton(anywidget.AnyWidget):
     num_copied = traitlets.Int(0).tag(sync=True)
 
 
-class Message(w.HTML):
+class Message(w.HTML):  # type: ignore[misc] # ipywidgets has no types
     """A line or two in words: an error, a note, or nothing (then it takes no room)."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ def first_shapes(workload: Workload, ctx: WorkloadContext, shares: bool = True, 
     """
     twin = copy.deepcopy(workload)
     twin.start(ctx)
-    number = min(most, twin.num_requests or 0)
+    number = min(most, twin.loop.num_conversations)
     shapes: list[RequestShape] = []
     seen: list[tuple[str, list[int]]] = []  # sorted: whoever shares most with a prompt stands next to its place
     for index in range(number):

@@ -1,0 +1,99 @@
+"""`python -m kvlab.lab`: JupyterLab with kvlab's notebooks.
+
+From a clone they are opened where they lie. From an installed package they are copied first, into `kvlab-notebooks/` of the current folder
+(or `--copy-to FOLDER`), and it says so; files that are there already stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvlab.types import UserError, unknown_name
+from kvlab.types.piping import exit_code
+
+COPY = "kvlab-notebooks"
+
+
+def notebooks_folder() -> Path:
+    """Where this package's notebooks lie, links followed. UserError: it has none."""
+    folder = (Path(__file__).parent / "notebooks").resolve()
+    if not any(folder.glob("*.ipynb")):
+        raise UserError(f"This installation of kvlab has no notebooks ({folder}). Install it from a wheel, or use a clone.")
+    return folder
+
+
+def is_clone(folder: Path) -> bool:
+    """Whether notebooks lie in a checkout, to be opened in place, and not inside an installed package."""
+    return (folder.parent / "pyproject.toml").is_file()
+
+
+def copy_notebooks(source: Path, target: Path) -> tuple[list[str], list[str]]:
+    """Copy what `target` lacks. (names copied, names that were there and stay). UserError: it can't be written."""
+    copied, kept = [], []
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(source.glob("*.ipynb")):
+            if (target / path.name).exists():
+                kept.append(path.name)
+            else:
+                shutil.copyfile(path, target / path.name)
+                copied.append(path.name)
+    except OSError as error:
+        raise UserError(f"The notebooks can't be copied to {target}: {error}. Name another folder: --copy-to FOLDER.") from error
+    return copied, kept
+
+
+def prepare(notebook: str, copy_to: str | None) -> Path:
+    """The notebook to open: found by its name or how it begins ("02"), copied where that is needed or asked for.
+
+    Raises:
+        UserError: there is no such notebook, or nowhere to copy to.
+    """
+    folder = notebooks_folder()
+    names = sorted(path.name for path in folder.glob("*.ipynb"))
+    found = [name for name in names if name.startswith(notebook)]
+    if not found:
+        raise unknown_name("notebook", notebook, [name.removesuffix(".ipynb") for name in names])
+    if copy_to is not None or not is_clone(folder):
+        target = Path(copy_to or COPY).resolve()
+        copied, kept = copy_notebooks(folder, target)
+        print(f"Notebooks: {target} ({len(copied)} copied, {len(kept)} were there and stay as they are).")
+        folder = target
+    else:
+        print(f"Notebooks: {folder}")
+    return folder / found[0]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: JupyterLab's, or 2 for a user's error."""
+    parser = argparse.ArgumentParser(prog="python -m kvlab.lab", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog="Everything else is handed to JupyterLab: python -m kvlab.lab 02 --no-browser --port=9000")  # fmt: skip
+    parser.add_argument("notebook", nargs="?", default="01", help="the notebook to open, or how its name begins (default: 01)")
+    parser.add_argument("--copy-to", metavar="FOLDER", help="copy the notebooks there and open them there")
+    parser.add_argument("--list", action="store_true", help="list the notebooks and end")
+    options, others = parser.parse_known_args(sys.argv[1:] if argv is None else list(argv))
+    try:
+        if options.list:
+            print("\n".join(sorted(path.name for path in notebooks_folder().glob("*.ipynb"))))
+            return 0
+        if importlib.util.find_spec("jupyterlab") is None:
+            raise UserError("JupyterLab is not installed: pip install jupyterlab ipywidgets anywidget.")
+        path = prepare(options.notebook, options.copy_to)
+    except UserError as error:
+        print(f"kvlab: {error}", file=sys.stderr)
+        return 2
+    try:
+        return subprocess.call([sys.executable, "-m", "jupyterlab", str(path), *others], cwd=path.parent)
+    except KeyboardInterrupt:  # Ctrl-C went to JupyterLab too, which asked and ended
+        return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_code(main))
