@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all the set-up on a machine with Python 3.11+, make and git. `make help` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-full test-browser checks lint bench lab clean
+.PHONY: help setup model demo test test-fast test-full test-browser test-cluster checks lint bench lab clean
 
 # The interpreter for the virtual environment: `make PYTHON=python3.12 test`. Found here: the first of these that is 3.11 to 3.13.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -48,6 +48,12 @@ test-browser: model ## the notebooks in JupyterLab in chromium, headless; instal
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check \
 		--root-user-action=ignore -c constraints.txt -e '.[dev,browser]'
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+# A local Ray of two nodes, joblib's processes, submitit's local executor, an S3 server on this machine; installs what it needs (600 MB).
+test-cluster: $(STAMP) ## sweeps on Ray, joblib, submitit and S3, all on this machine
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --root-user-action=ignore -c constraints.txt \
+		-e '.[dev,joblib,ray,slurm,s3,mlflow]' 'moto[server]>=5'
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 checks: lint ## ruff, mypy, import-linter, stripped notebooks
 	$(BIN)/mypy

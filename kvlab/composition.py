@@ -74,6 +74,22 @@ def check_overrides(overrides: Sequence[str], multirun: bool = False) -> None:
         _refuse_sweeps(parsed)
 
 
+def parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    """Overrides as Hydra reads them. UserError: one that can't be read."""
+    with _hydra() as loader:
+        return _parse(loader, overrides)
+
+
+def compose_hydra(overrides: Sequence[str]) -> DictConfig:
+    """Hydra's own settings (`hydra.sweep.dir` ...) under some overrides of `hydra`. UserError: Hydra refuses them."""
+    with _hydra():
+        try:
+            config: DictConfig = hydra_compose(CONFIG_NAME, overrides=list(overrides), return_hydra_config=True).hydra
+            return config
+        except (HydraException, OmegaConfBaseException) as error:
+            raise as_user_error(error) from error
+
+
 def groups() -> dict[str, list[str]]:
     """Every group of the configuration and its options: `groups()["eviction"]`."""
     with _hydra() as loader:

@@ -2,8 +2,10 @@
 
 Exit codes: 0 every run ended well; 1 a run failed, or refused some requests that can never fit; 2 a user's error: a wrong key, name,
 value or file, a combination that can't work, a pool that fits no request; 130 interrupted (Ctrl-C), 143 ended by SIGTERM. A sweep's is
-1 if a run failed by itself or refused requests, else 2 if one met a user's error.
+1 if a run failed by itself or refused requests, else 2 if one met a user's error; 2 too if its folder holds another sweep, or one of
+other code or configuration, or if the disk is full.
 Each run writes its own folder; one that fails in a sweep doesn't stop the others, and the sweep ends with a table of all of them.
+`resume=true`, `on_error=stop`, `repeats=5` and `jobs=2` are settings of a sweep (`kvlab.sweep_command`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvlab.composition import as_user_error, check_overrides
 from kvlab.results import Run, Runs, load_runs
+from kvlab.sweep_attempt import FAILED as ATTEMPT_FAILED
+from kvlab.sweep_attempt import NO_SPACE, attempt
+from kvlab.sweep_command import SweepCommand, job_point, split_settings, sweep_command
 from kvlab.trace.store import disk_error
 from kvlab.types import UserError
 from kvlab.types.piping import exit_code
@@ -59,6 +64,11 @@ def _job(config: DictConfig) -> None:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     single = settings.mode != RunMode.MULTIRUN
+    if not single and (point := job_point(config, Path(settings.sweep.dir))) is not None:
+        done_with = attempt(Path(settings.sweep.dir), point)
+        if done_with.state in (ATTEMPT_FAILED, NO_SPACE):
+            _say(f"kvlab: {point.label}: {done_with.error}")
+        return
     try:
         done = run(config, folder=folder, name=", ".join(settings.overrides.task))
     except UserError as error:
@@ -89,9 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _overrides_together(list(sys.argv[1:] if argv is None else argv))
     _Process.exit_code, _Process.sweep_dir, _Process.terminated = OK, None, False
     try:
-        _check(arguments)
+        command, arguments = _sweep_of(arguments)
         with _hydra_environment(arguments):
-            _job()
+            if command is None or command.launched:
+                _job()
+            if command is not None:
+                _Process.sweep_dir = command.root
+                command.run_rest() if command.launched else command.run()
         code = _Process.exit_code
     except (UserError, HydraException, OmegaConfBaseException) as error:
         _say(f"kvlab: {error if isinstance(error, UserError) else as_user_error(error)}")
@@ -123,16 +137,27 @@ def _overrides_together(arguments: list[str]) -> list[str]:
     return [*parsed.overrides, *left, *options]
 
 
-def _check(arguments: Sequence[str]) -> None:
-    """Look at the overrides before Hydra does: a better message, and a sweep that can't end in a typing error half-way."""
-    args = get_args_parser().parse_args(list(arguments))
+def _sweep_of(arguments: list[str]) -> tuple[SweepCommand | None, list[str]]:
+    """(the sweep that is asked for, its folder opened, or None; arguments for Hydra).
+
+    Looks at the overrides before Hydra does: a better message, and a sweep that can't end in a typing error half-way.
+    """
+    args = get_args_parser().parse_args(arguments)
     if args.help or args.hydra_help or args.shell_completion:
-        return
-    overrides = list(args.overrides)
+        return None, arguments
+    settings, overrides = split_settings(args.overrides)
     multirun = args.multirun or "hydra.mode=MULTIRUN" in overrides
-    if args.config_dir:
-        overrides.append(f"hydra.searchpath=[file://{Path(args.config_dir).absolute()}]")
-    check_overrides(overrides, multirun)
+    if settings and not multirun:
+        raise UserError(f"{', '.join(settings)}: settings of a sweep, which this is not. Add -m, or leave them out.")
+    searched = [f"hydra.searchpath=[file://{Path(args.config_dir).absolute()}]"] if args.config_dir else []
+    check_overrides([*overrides, *searched], multirun)
+    rest = [word for word in arguments if word not in args.overrides]
+    if not multirun or args.cfg or args.info or args.config_name or args.config_path:
+        if settings:
+            arguments = [*overrides, *rest]
+        return None, arguments
+    command = sweep_command([*overrides, *searched], settings)
+    return command, arguments if command is None else [*command.words, *rest]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kvlab.running import run
 from kvlab.sweep_folder import SweepFolder
 from kvlab.sweep_points import Point
-from kvlab.trace.run_folder import RunFolder, read_json
+from kvlab.trace.run_folder import read_json
 from kvlab.trace.store import write_json
 from kvlab.types import Listener, UserError
 
@@ -51,7 +51,16 @@ def attempt(root: Path, point: Point, *, progress: bool = False, listeners: Sequ
             done = _run(sweep, point, progress, listeners)
     except UserError as error:  # the folder itself: full, foreign, not writable
         done = Attempt(point.number, NO_SPACE if is_full_disk(error) else FAILED, error=str(error))
-    sweep.note({"number": point.number, "label": point.label, **done._asdict()})
+    return _noted(sweep, point, done)
+
+
+def _noted(sweep: SweepFolder, point: Point, done: Attempt) -> Attempt:
+    """An attempt in the journal; one that failed ends a sweep with on_error=stop, a full disk any."""
+    sweep.note({"label": point.label, **done._asdict()})
+    if done.state == NO_SPACE:
+        sweep.stop(done.error)
+    if done.state == FAILED and sweep.stops_on_error:
+        sweep.stop(f"point {point.number} ({point.label}) failed, and on_error=stop")
     return done
 
 
@@ -60,7 +69,8 @@ def _run(sweep: SweepFolder, point: Point, progress: bool, listeners: Sequence[L
     sweep.set_aside(point.number)
     state, message = FINISHED, ""
     try:
-        run(dict(point.config), folder=sweep.folder(point.number), name=point.label, progress=progress, listeners=listeners, **point.policies)
+        folder = sweep.folder(point.number)
+        run(dict(point.config), folder=folder, name=point.label, progress=progress, listeners=listeners, **point.policies)
     except Exception as error:
         state = NO_SPACE if is_full_disk(error) else FAILED
         message = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -103,14 +113,5 @@ def note_death(root: Path, point: Point, how: str) -> Attempt:
         folder.mkdir(parents=True, exist_ok=True)
     if status.get("state") != "finished":
         write_json(folder / "status.json", {**status, "state": "failed", "error": error})
-    done = Attempt(point.number, FAILED, error=f"ProcessDied: {message}")
-    sweep.note({"label": point.label, **done._asdict()})
-    return done
+    return _noted(sweep, point, Attempt(point.number, FAILED, error=f"ProcessDied: {message}"))
 
-
-def note_failure(root: Path, point: Point, error: BaseException) -> Attempt:
-    """A point that could not even be sent to where it should run."""
-    folder = RunFolder.create(SweepFolder(root).folder(point.number))
-    folder.start("{}\n", name=point.label)
-    folder.fail(error)
-    return Attempt(point.number, FAILED, error=f"{type(error).__name__}: {error}")

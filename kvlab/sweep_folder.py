@@ -4,7 +4,7 @@
     0/ 1/ 2/ ...           a run folder each, named by the point's number
     .sweep/claims/N        locked by the process that works on point N (flock: the lock of a process that died is gone with it)
     .sweep/journal.jsonl   a line for each attempt that ended
-    .sweep/stopped         why no further point is started (on_error=stop)
+    .sweep/stop_on_error   is there with on_error=stop; .sweep/stopped: why no further point is started
     .attempts/N-K/         what earlier attempts at point N left: never overwritten, never counted
 """
 
@@ -65,12 +65,9 @@ class SweepFolder:
             pass
         raise UserError(f"{path} is damaged, or of another version of kvlab. Choose another folder; the runs in this one stay readable.")
 
-    def number_of(self, key: str) -> int | None:
-        """The number of the point with a key; None where the sweep has no such point."""
-        for point in (self.manifest() or {}).get("points", ()):
-            if point["key"] == key:
-                return int(point["number"])
-        return None
+    def entry_of(self, key: str) -> dict[str, Any] | None:
+        """The manifest's entry of the point with a key; None where the sweep has no such point, or no manifest."""
+        return next((dict(point) for point in (self.manifest() or {}).get("points", ()) if point["key"] == key), None)
 
     # ------------------------------------------------------------- who works on what
 
@@ -160,6 +157,19 @@ class SweepFolder:
             finally:
                 os.close(descriptor)
 
+    def go(self, stop_on_error: bool) -> None:
+        """Points may be started, from now on."""
+        for mark, wanted in (("stopped", False), ("stop_on_error", stop_on_error)):
+            if wanted:
+                (self.hidden / mark).touch()
+            else:
+                (self.hidden / mark).unlink(missing_ok=True)
+
+    @property
+    def stops_on_error(self) -> bool:
+        """Whether the first failure ends the sweep."""
+        return (self.hidden / "stop_on_error").exists()
+
     def stop(self, reason: str) -> None:
         """No process starts another point of this sweep, until it is resumed."""
         with suppress(OSError):
@@ -173,12 +183,13 @@ class SweepFolder:
             return None
 
 
-def open_sweep(root: Path, points: Sequence[Point], resume: bool | str) -> list[Point]:
+def open_sweep(root: Path, points: Sequence[Point], resume: bool | str = False, stop_on_error: bool = False) -> list[Point]:
     """Write or compare a sweep's manifest; returns the points with the numbers they have in this folder.
 
     Args:
         resume: False: the folder must hold no sweep yet. True: go on with the one it holds, or begin. "accept": go on though code or
             configuration has changed; points whose own configuration or sources changed are run anew, other results are kept.
+        stop_on_error: the first failure ends the sweep, in whatever process it happens.
 
     Raises:
         UserError: the folder holds a sweep (resume=False), or another one (no point in common), or one of other code or
@@ -190,15 +201,19 @@ def open_sweep(root: Path, points: Sequence[Point], resume: bool | str) -> list[
         if known is None:
             numbered = [replace(point, number=number) for number, point in enumerate(points)]
             write_json(root / MANIFEST, _manifest(numbered, [], code_digests()))
+            sweep.go(stop_on_error)
             return numbered
         if resume is False:
-            raise UserError(f"{root} holds a sweep of {len(known['points'])} points already. Go on with it: resume=true; or choose another folder.")
+            raise UserError(f"{root} holds a sweep of {len(known['points'])} points already. Go on with it (resume=true), or choose another "
+                            "folder.")  # fmt: skip
         differences = drift(known, points)
         if differences and resume != "accept":
             shown = "; ".join(differences[:NAMED]) + (f"; and {len(differences) - NAMED} more" if len(differences) > NAMED else "")
             raise UserError(f"{root} was made otherwise: {shown}. Go on all the same with resume=accept (points whose own configuration "
                             "changed are run anew), or choose another folder.")  # fmt: skip
-        return _merge(sweep, known, points)
+        numbered = _merge(sweep, known, points)
+        sweep.go(stop_on_error)
+        return numbered
 
 
 def _merge(sweep: SweepFolder, known: Mapping[str, Any], points: Sequence[Point]) -> list[Point]:
@@ -219,8 +234,6 @@ def _merge(sweep: SweepFolder, known: Mapping[str, Any], points: Sequence[Point]
             sweep.set_aside(number)
         numbered.append(replace(point, number=number))
     left = [entry for entries in old.values() for entry in entries]  # points that this grid leaves out: kept as they are
-    with suppress(FileNotFoundError):
-        (sweep.hidden / "stopped").unlink()
     write_json(sweep.root / MANIFEST, _manifest(numbered, left, code_digests()))
     return numbered
 

@@ -101,8 +101,8 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()
     except OSError as error:
-        raise UserError(f"No Ray cluster answers at {address} ({error.strerror or error}). Start one there (ray start --head --port={port}), "
-                        "or leave the address out for this machine alone.") from error  # fmt: skip
+        raise UserError(f"No Ray cluster answers at {address} ({error.strerror or error}). Start one there (ray start --head "
+                        f"--port={port}), or leave the address out for this machine alone.") from error  # fmt: skip
 
 
 def _slurm(jobs: int, options: dict[str, Any]) -> Runner:

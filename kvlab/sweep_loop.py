@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from kvlab.progress import Progress
-from kvlab.sweep_attempt import FAILED, HELD, NO_SPACE, STOPPED, Attempt, attempt, note_death
+from kvlab.sweep_attempt import HELD, NO_SPACE, STOPPED, Attempt, attempt, note_death
 from kvlab.sweep_folder import SweepFolder
 from kvlab.sweep_payload import pack
 from kvlab.sweep_points import Point
@@ -23,10 +23,10 @@ Runner = Callable[[Path, Sequence[Point]], Iterator[Attempt]]
 """Runs points, in any order, and yields what came of each."""
 
 
-def run_points(root: Path, points: Sequence[Point], runner: Runner, stop_on_error: bool = False, progress: bool = True) -> list[Attempt]:
+def run_points(root: Path, points: Sequence[Point], runner: Runner, progress: bool = True) -> list[Attempt]:
     """Run all points to an end; those of another process are waited for, and taken over if it dies.
 
-    Returns what came of each, in the points' order: with `stop_on_error`, points after the first failure are "stopped".
+    Returns what came of each, in the points' order; where a failure stops the sweep, those after it are "stopped".
 
     Raises:
         UserError: the disk is full. Results until then are kept.
@@ -47,10 +47,7 @@ def run_points(root: Path, points: Sequence[Point], runner: Runner, stop_on_erro
                 done[result.number] = result
                 bar.update(len(done), f"{point.label}: {result.state}")
                 if result.state == NO_SPACE:
-                    sweep.stop(result.error)
                     raise UserError(f"{result.error} {len(points) - len(done)} points were left; resume=true goes on with them.")
-                if result.state == FAILED and stop_on_error:
-                    sweep.stop(f"point {result.number} ({point.label}) failed, and on_error=stop")
             pending = _still_open(sweep, held, done)
     return [done[point.number] for point in points]
 

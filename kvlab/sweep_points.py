@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
@@ -12,7 +13,7 @@ from typing import Any
 
 from kvlab.assembly import policy_objects
 from kvlab.composition import ADDITIVE, compose
-from kvlab.config import SEAMS, check_config, experiment_facts, to_plain
+from kvlab.config import SEAMS, VALUES, check_config, check_value, experiment_facts, to_plain
 from kvlab.results import flatten
 from kvlab.types import UserError, unknown_name
 
@@ -95,6 +96,7 @@ def seeds(repeats: int, seed_is_swept: bool, overrides: Sequence[str]) -> dict[s
 
 
 def _combinations(grid: Mapping[str, Sequence[Any]], overrides: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    composer = Composer(overrides)
     for combination in itertools.product(*grid.values()):
         chosen = dict(zip(grid, combination, strict=True))
         policies = {k: v for k, v in chosen.items() if not _is_plain(v)}
@@ -102,10 +104,30 @@ def _combinations(grid: Mapping[str, Sequence[Any]], overrides: Sequence[str]) -
             if key not in SEAMS:
                 raise unknown_name("seam for a policy object", key, SEAMS)
         words = [override(k, v) for k, v in chosen.items() if k not in policies]
-        config = to_plain(compose(*overrides, *words))
+        config = composer.config({k: v for k, v in chosen.items() if k not in policies})
         check_config(config)
         label = ", ".join([*words, *(f"{k}={_class_name(v)}" for k, v in policies.items())])
         yield label, config, policies
+
+
+class Composer:
+    """Configurations of many points. Hydra takes a good part of a second for one: points that differ in top-level numbers share it."""
+
+    def __init__(self, overrides: Sequence[str]) -> None:
+        self._overrides = tuple(overrides)
+        self._composed: dict[tuple[str, ...], Any] = {}
+
+    def config(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """The plain configuration with these keys set, as if they stood at the end of the command line. UserError: a wrong one."""
+        numbers = {k: v for k, v in chosen.items() if k in VALUES and (v is None or isinstance(v, (bool, int, float)))}
+        words = tuple(override(k, v) for k, v in chosen.items() if k not in numbers)
+        if words not in self._composed:
+            self._composed[words] = compose(*self._overrides, *words)
+        config = copy.deepcopy(self._composed[words])
+        for key, value in numbers.items():
+            check_value(key, value)
+            config[key] = value
+        return to_plain(config)
 
 
 def _is_plain(value: Any) -> bool:
@@ -114,6 +136,10 @@ def _is_plain(value: Any) -> bool:
 
 def _class_name(value: Any) -> str:
     return value.__name__ if isinstance(value, type) else type(value).__name__
+
+
+class Text(str):
+    """A value in the command line's own syntax, to be taken as it is."""
 
 
 def override(key: str, value: Any) -> str:
@@ -126,6 +152,8 @@ def _text(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, Text):
+        return str(value)
     if isinstance(value, str):
         return value if value.replace("_", "a").replace("-", "a").isalnum() else "'" + value.replace("'", "\\'") + "'"
     if isinstance(value, (list, tuple)):

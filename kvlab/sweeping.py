@@ -67,8 +67,8 @@ def sweep(
     elif launcher_options:
         raise UserError("launcher_options were given without a launcher: joblib, ray or slurm.")
     root = Path(folder) if folder is not None else Path("runs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-%f-sweep")
-    points = open_sweep(root, grid_points(grid, overrides, repeats), resume)
-    attempts = run_points(root, points, runner, on_error == "stop", progress)
+    points = open_sweep(root, grid_points(grid, overrides, repeats), resume, on_error == "stop")
+    attempts = run_points(root, points, runner, progress)
     if on_error == "stop" and any(a.state in (FAILED, STOPPED) for a in attempts):
         labels = {point.number: point.label for point in points}
         first = next((a for a in attempts if a.state == FAILED), None)
