@@ -181,6 +181,7 @@ def engine_config(config: Mapping[str, Any], policies: PolicySet, parts: Parts) 
         num_blocks=_num_blocks(config, parts, block_size, block_bytes), block_size=block_size,
         num_cpu_blocks=config["num_cpu_blocks"], max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"], max_model_len=max_model_len, seed=config["seed"],
+        depth=config.get("depth", 0),
     )  # fmt: skip
 
 

@@ -65,10 +65,14 @@ VALUES: dict[str, Check] = {
     "dtype": (lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}"),
     "device": (lambda v: isinstance(v, str) and v != "", "auto, cpu, cuda, cuda:0, ..."),
     "threads": _POSITIVE_OR_NULL,
+    "depth": (lambda v: _is_int(v) and v in (0, 1), "0 (a plan waits for the last outcome) or 1 (it is made while the last one runs)"),
     "seed": (lambda v: _is_int(v) and v >= 0, "0 or a positive integer"),
     "run": (lambda v: v is None or (isinstance(v, str) and v != ""), "the folder of a recorded run, or null"),
 }
 """Top-level values: what is allowed, as a test and in words."""
+
+SINCE: dict[str, Any] = {"depth": 0}
+"""Values that configurations of earlier versions lack, and what they stood for."""
 
 
 def check_value(key: str, value: object) -> None:
@@ -88,7 +92,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         if key not in known:
             raise unknown_name("key", str(key), known)
     for key in (*VALUES, *SEAMS, "model", "runner", "workload", "record"):
-        if key not in config:
+        if key not in config and key not in SINCE:
             raise UserError(f"The configuration has no {key!r}. Take one from kvlab.compose(...) or a run folder's config.yaml.")
     for key, value in config.items():
         check_value(key, value)
@@ -258,7 +262,7 @@ def experiment_facts(config: Mapping[str, Any], policies: Mapping[str, Any] | No
 
 
 DECIDING = (*SEAMS, "model", "workload", "seed", "block_size", "num_blocks", "kv_cache_tokens", "num_cpu_blocks", "watermark",
-            "max_num_seqs", "max_num_batched_tokens", "max_model_len")  # fmt: skip
+            "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth")  # fmt: skip
 """Keys that plans depend on, given the tokens and times of a recorded run."""
 
 

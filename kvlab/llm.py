@@ -96,7 +96,7 @@ class LLM:
         dtype, device: as on the command line. block_size: tokens a block. num_blocks, kv_cache_tokens: size of the KV pool; neither:
             `CPU_KV_TOKENS` on a CPU, `memory_fraction` of the free memory on CUDA. num_cpu_blocks: swap space.
         max_num_seqs, max_num_batched_tokens, max_model_len: limits of the engine. watermark: share of the pool kept free at admission.
-        seed: randomness of requests without a seed of their own. listeners: hear the engine (a `kvlab.trace.Recorder`, for one).
+        depth: 1 plans a step while the one before runs. seed: randomness of requests without a seed of their own. listeners: hear the engine (a `kvlab.trace.Recorder`, for one).
         policies: by seam, an object, a class or a name: `eviction="lfu"`.
 
     Raises:
@@ -118,6 +118,7 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         watermark: float = 0.01,
+        depth: int = 0,
         seed: int = 0,
         listeners: Sequence[Listener] = (),
         **policies: Any,
@@ -125,7 +126,7 @@ class LLM:
         config = {
             "block_size": block_size, "num_blocks": num_blocks, "kv_cache_tokens": kv_cache_tokens, "memory_fraction": memory_fraction,
             "num_cpu_blocks": num_cpu_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens,
-            "max_model_len": max_model_len, "watermark": watermark, "seed": seed, "dtype": dtype, "device": device,
+            "max_model_len": max_model_len, "watermark": watermark, "depth": depth, "seed": seed, "dtype": dtype, "device": device,
         }  # fmt: skip
         for key, value in config.items():
             check_value(key, value)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from kvlab.cache.parking import Parking
 from kvlab.cache.pool import BlockPool, CachedBlock
 from kvlab.cache.prefix import PrefixCache, PrefixMatch
 from kvlab.cache.regions import Regions
@@ -33,12 +34,15 @@ class KVCacheManager:
         max_model_len: tokens a sequence may reach (a layout may reserve for them).
         track_shareable: count tokens that were cached but lost to block granularity.
         on_event: called as (kind, tier, block) on block events, when somebody listens.
+        depth: steps that may be in flight while the next is planned; what they touch is not reused (see `kvlab.cache.parking`).
     """
 
     def __init__(self, num_blocks: int, num_cpu_blocks: int, block_size: int, eviction: EvictionPolicy,
                  prefix_cache: PrefixCachePolicy, layout: LayoutPolicy, compression: CompressionPolicy, max_model_len: int,
-                 track_shareable: bool = True, on_event: Callable[[str, str, CachedBlock], None] | None = None) -> None:  # fmt: skip
+                 track_shareable: bool = True, on_event: Callable[[str, str, CachedBlock], None] | None = None,
+                 depth: int = 0) -> None:  # fmt: skip
         self.block_size = block_size
+        self.depth = depth
         self.layout = layout
         self.prefix_cache = prefix_cache
         self.compression = compression
@@ -56,7 +60,8 @@ class KVCacheManager:
         self.regions = None if layout.shares_blocks else Regions(self)
         """Where blocks aren't shared."""
         self.swapper = Swapper(self)
-        self.prefixes = PrefixCache(prefix_cache, self.pool, track_shareable)
+        self.parking = Parking(self)
+        self.prefixes = PrefixCache(prefix_cache, self.pool, track_shareable, self.let_go)
 
     def set_now(self, now: Now) -> None:
         """The step and time that policies will see."""
@@ -132,7 +137,7 @@ class KVCacheManager:
         held = self._hold_source(source, self.num_blocks_for(num_tokens) - len(hits))
         new = self.pool.allocate(self.num_blocks_for(num_tokens) - len(hits))
         assert new is not None, "counted before"
-        self.pool.release(held)
+        self.let_go_read(held)
         seq.table = BlockTable(hits + new, self.block_size)
         seq.num_computed = len(hits) * self.block_size if source < 0 else num_cached
         seq.table.num_full = len(hits)
@@ -233,7 +238,11 @@ class KVCacheManager:
             return
         new = self.pool.allocate(1)
         assert new is not None, "counted before"
-        self.pool.release((source,))
+        num_parked = self.parking.held(self.pool)[source] if self.depth else 0
+        if self.pool.blocks[source].ref_count - num_parked > 1:  # whoever holds it too goes on writing behind what is copied
+            self.pool.release((source,))
+        else:
+            self.let_go_read((source,))
         table.block_ids[seq.num_computed // self.block_size - table.num_dropped_blocks] = new[0]
         table.num_sent = -1
         self.pending_copies.append((seq.seq_id, source, new[0]))
@@ -250,7 +259,28 @@ class KVCacheManager:
         self.pending_copies.clear()
         return copies
 
+    def can_grow_later(self, work: Work) -> bool:
+        """Whether `grow(work)` would succeed once the steps in flight have landed (with regions: whether anything will come free)."""
+        if not len(self.parking):
+            return False
+        return self.regions is not None or self.num_to_grow(work) <= self.pool.num_available + self.parking.num_landing
+
     # ------------------------------------------------------------ forks, letting go
+
+    def let_go(self, block_ids: Sequence[int], seq: Seq, preempted: bool = False) -> None:
+        """A table of `seq` gives up these references: now, or once the step in flight that computes `seq` has landed."""
+        if seq.flight >= 0:
+            self.parking.park(seq.flight, block_ids, preempted)
+        else:
+            self.pool.release(block_ids, preempted)
+
+    def let_go_read(self, block_ids: Sequence[int], pool: BlockPool | None = None, preempted: bool = False) -> None:
+        """Give up references to blocks that the plan in the making reads (copies, transfers): now, or at depth 1 once it has landed."""
+        pool = pool or self.pool
+        if self.depth:
+            self.parking.park(pool.now.step, block_ids, preempted, pool)
+        else:
+            pool.release(block_ids, preempted)
 
     def fork(self, parent: Seq, child: Seq, num_tokens: int) -> None:
         """`child` takes over the first `num_tokens` computed tokens of `parent`: shared blocks, or a copy where layouts can't share."""
@@ -268,6 +298,9 @@ class KVCacheManager:
             child.table.num_full = min(source.num_full, num_tokens // self.block_size)
             if num_tokens % self.block_size:
                 child.table.tail_shared = source.tail_shared = True
+                if parent.flight >= 0:  # it reads this block beyond what it shares: whoever writes next, in the plan after, copies
+                    self.pool.share(shared[-1])
+                    self.parking.park(parent.flight, shared[-1:])
         child.num_computed = num_tokens
         child.keys = parent.keys[: num_tokens // self.block_size]
 
@@ -275,12 +308,16 @@ class KVCacheManager:
         """Let go of a sequence's blocks, tail first, and of copies planned for them. A layout's slot `keeps` what was computed."""
         self.cause = seq.group.request_id
         if seq.table is not None and self.regions is not None:
-            self.regions.release(seq, keeps)
+            if seq.flight >= 0:
+                self.parking.park_region(seq.flight, seq, keeps)
+            else:
+                self.regions.release(seq, keeps)
         elif seq.table is not None:
             self.pending_copies = [copy for copy in self.pending_copies if copy[0] != seq.seq_id]
-            self.pool.release(reversed(seq.table.block_ids), preempted)
+            self.let_go(seq.table.block_ids[::-1], seq, preempted)
         seq.table = None
         seq.num_computed = 0
+        seq.flight = -1
 
     def release_for_fork(self, seq: Seq) -> None:
         """Let go of a sequence; where blocks aren't shared, its region is for a fork of its group that is about to be made."""
@@ -315,7 +352,7 @@ class KVCacheManager:
             return
         self.cause = seq.group.request_id
         self.tell("drop", self.pool, table.block_ids[:count])
-        self.pool.release(reversed(table.block_ids[:count]))
+        self.let_go(table.block_ids[:count][::-1], seq)
         del table.block_ids[:count]
         table.num_dropped_blocks += count
         table.num_sent = -1

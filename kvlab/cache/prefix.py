@@ -6,6 +6,7 @@ look-up asks for one block after the other; with a tree it walks tokens and hash
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvlab.cache.pool import BlockPool
@@ -35,9 +36,12 @@ class PrefixCache:
 
     Args:
         policy: what is the same. pool: whose blocks. track_shareable: count tokens that were cached but lost to block granularity.
+        let_go: how a sequence gives up blocks (`KVCacheManager.let_go`).
     """
 
-    def __init__(self, policy: PrefixCachePolicy, pool: BlockPool, track_shareable: bool) -> None:
+    def __init__(self, policy: PrefixCachePolicy, pool: BlockPool, track_shareable: bool,
+                 let_go: Callable[[Sequence[int], Seq], None]) -> None:  # fmt: skip
+        self._let_go = let_go
         self.policy = policy
         self.pool = pool
         self.block_size = pool.block_size
@@ -189,7 +193,7 @@ class PrefixCache:
         at = i - table.num_dropped_blocks
         own, table.block_ids[at] = table.block_ids[at], cached
         self.pool.adopt(cached)
-        self.pool.release((own,))
+        self._let_go((own,), seq)
         table.num_sent = -1
         if cached not in tree:
             tree.insert(root, parent_id, [cached], tokens)

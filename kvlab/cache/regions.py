@@ -189,7 +189,7 @@ class Regions:
             steps.append(step)
             if not is_last:
                 free.take(step.added)
-                for block_id in step.removed:
+                for block_id in step.removed if not kv.depth else ():  # else they come free later
                     free.give(block_id)
         return Growth(steps, purged)
 
@@ -215,7 +215,7 @@ class Regions:
             kv.pool.drop(slot.empty())
         for seq, old, new, added, removed in found.steps:
             kv.pool.take(added)
-            kv.pool.release(removed)
+            kv.let_go_read(removed)
             if seq is None:
                 old[:] = new
             else:

@@ -94,6 +94,10 @@ class Slots:
         """A fork uses one of its group's slots."""
         self._of_seq[child.seq_id] = self._spare[child.group.group_id].pop(0)
 
+    def rename(self, seq_id: int, new: int) -> None:
+        """A sequence's slot is used under another number from now on."""
+        self._of_seq[new] = self._of_seq.pop(seq_id)
+
     def set_aside(self, seq: Seq) -> None:
         """A sequence has ended, and a fork of its group will use its slot."""
         self._spare.setdefault(seq.group.group_id, []).append(self._of_seq.pop(seq.seq_id))

@@ -75,6 +75,8 @@ class Swapper:
                 continue
             kept = [to_cpu[b] for b in table.block_ids if b in to_cpu]
             dropped, computed = table.num_dropped_blocks, seq.num_computed
+            if self._kv.depth:  # the plan in the making reads its blocks
+                seq.flight = self._kv.pool.now.step
             self._kv.release(seq, preempted=True, keeps=False)
             seq.table = BlockTable(kept, self._kv.block_size, dropped)
             seq.num_computed = computed
@@ -116,7 +118,7 @@ class Swapper:
                     self._kv.pool.share(to_gpu[cpu_id])
             seq.table = BlockTable([to_gpu[c] for c in seq.table.block_ids], self._kv.block_size, seq.table.num_dropped_blocks)
             seq.table.tail_shared = len(group.seqs) > 1
-        self._kv.cpu_pool.release(reversed(cpu_ids))
+        self._kv.let_go_read(cpu_ids[::-1], self._kv.cpu_pool)
         return transfers
 
     def transfers_for_copies(self, group: Group, transfers: Sequence[BlockTransfer]) -> tuple[BlockTransfer, ...]:
@@ -139,14 +141,14 @@ class Swapper:
             assert seq.table is not None
             transfers += [BlockTransfer("cpu", c, "gpu", g, filled[c]) for c, g in zip(seq.table.block_ids, region, strict=False)]
             self._kv.tell("swap_in", self._kv.pool, region[: len(seq.table.block_ids)])
-            self._kv.cpu_pool.release(reversed(seq.table.block_ids))
+            self._kv.let_go_read(seq.table.block_ids[::-1], self._kv.cpu_pool)
             seq.table = BlockTable(region, self._kv.block_size, seq.table.num_dropped_blocks)
         return tuple(transfers)
 
     def release_swapped(self, group: Group) -> None:
         """Let go of a swapped group's cpu blocks (abort)."""
         self._kv.cause = group.request_id
-        self._kv.cpu_pool.release(reversed(self.swapped_block_ids(group)))
+        self._kv.let_go_read(self.swapped_block_ids(group)[::-1], self._kv.cpu_pool)
         for seq in group.seqs:
             seq.table = None
             seq.num_computed = 0

@@ -35,6 +35,8 @@ class Seq(Protocol):
     table: BlockTable | None
     keys: list[bytes]
     packed: array[int]
+    flight: int
+    """The step in flight that computes it (depth 1), whose outcome has not been taken in; -1: none."""
 
     @property
     def group(self) -> Group:

@@ -63,6 +63,8 @@ class VirtualClock:
 class RecordedClock:
     """The clock of a recorded run: step i is decided at `times[i][0]` and is over at `times[i][1]`.
 
+    Steps may be decided before earlier ones are over (depth 1): whoever submits them raises `num_decided`.
+
     After the last step everything is due: whatever the recorded run had left ended there without a step (refused, aborted). A replay
     that wants another step hears from the recorded runner that there is none.
     """
@@ -70,10 +72,15 @@ class RecordedClock:
     def __init__(self, times: Sequence[tuple[float, float]]) -> None:
         self._times = times
         self._step = 0
+        self.num_decided = 0
 
     def now(self) -> float:
         """Recorded time of the step about to be decided; infinity after the last."""
-        return self._times[self._step][0] if self._step < len(self._times) else math.inf
+        return self._times[self.num_decided][0] if self.num_decided < len(self._times) else math.inf
+
+    def restart(self) -> None:
+        """Before the first step."""
+        self._step = self.num_decided = 0
 
     def advance(self, execute_s: float) -> float:
         """Recorded end of the step."""

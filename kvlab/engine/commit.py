@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Seqs
 
 import numpy as np
@@ -47,12 +47,15 @@ class Committer:
         self.on_finish = on_finish
         self.sequences = sequences
 
-    def commit(self, plan: Plan, outcome: Outcome, end_s: float) -> StepCounts:
-        """Apply one step; `end_s` is the time at which its tokens exist."""
+    def commit(self, plan: Plan, outcome: Outcome, end_s: float, wanted: Container[int] | None = None) -> StepCounts:
+        """Apply one step; `end_s` is the time at which its tokens exist. `wanted`: sequences whose tokens are (None: all); the others
+        have ended or given way while the step was in flight."""
         counts = StepCounts()
         size, sequences, publishes = self.kv.block_size, self.sequences, self.kv.prefix_cache.enabled
         drops = self.kv.compression.attention_window is not None or not self.kv.compression.lossless
         scheduled_seqs, accepted = self._commit_lanes(plan, outcome, end_s, counts)
+        if wanted is not None:
+            scheduled_seqs, accepted = self._drop_unwanted(scheduled_seqs, accepted, wanted, counts)
         beams: dict[SequenceGroup, dict[int, tuple[Candidate, ...]]] = {}
         computed: list[Sequence] = []
         num_generation = num_output = 0  # of the common case; the others count by themselves
@@ -118,6 +121,19 @@ class Committer:
         if ended:
             lanes.drop(ended)
         return scheduled.rest, rest
+
+    def _drop_unwanted(self, scheduled_seqs: Seqs[ScheduledSeq], tokens: Seqs[tuple[int, ...]], wanted: Container[int],
+                       counts: StepCounts) -> tuple[Seqs[ScheduledSeq], Seqs[tuple[int, ...]]]:  # fmt: skip
+        """What is left without them. A sequence that gave way did compute (and may have to again); of one that has ended nothing is
+        recorded."""
+        kept = [i for i, scheduled in enumerate(scheduled_seqs) if scheduled.seq_id in wanted]
+        if len(kept) == len(scheduled_seqs):
+            return scheduled_seqs, tokens
+        for scheduled in scheduled_seqs:
+            seq = self.sequences.get(scheduled.seq_id)
+            if seq is not None and scheduled.seq_id not in wanted:
+                self._count(seq, scheduled.first_position, scheduled.first_position + scheduled.num_new_tokens, counts)
+        return [scheduled_seqs[i] for i in kept], [tokens[i] for i in kept]
 
     @staticmethod
     def _count(seq: Sequence, first: int, end: int, counts: StepCounts) -> None:

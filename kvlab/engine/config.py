@@ -29,6 +29,7 @@ class EngineConfig:
         max_num_seqs: sequences that may run at once. max_num_batched_tokens: tokens a step may compute.
         max_model_len: longest prompt + output of a sequence (tokens).
         seed: randomness of requests without a seed of their own follows from it.
+        depth: 0: a plan waits for the last outcome. 1: it is made while the last one runs; a finish is seen one step late.
         track_shareable: count cached tokens that block granularity kept from being reused (costs about 2 us per published block).
     """
 
@@ -39,6 +40,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     max_model_len: int = 8192
     seed: int = 0
+    depth: int = 0
     track_shareable: bool = True
 
     def __post_init__(self) -> None:
@@ -48,6 +50,8 @@ class EngineConfig:
                 raise UserError(f"{name} = {value!r} is not allowed: a positive integer.")
         if not isinstance(self.num_cpu_blocks, int) or isinstance(self.num_cpu_blocks, bool) or self.num_cpu_blocks < 0:
             raise UserError(f"num_cpu_blocks = {self.num_cpu_blocks!r} is not allowed: 0 (no swap) or a positive integer.")
+        if self.depth not in (0, 1) or isinstance(self.depth, bool):
+            raise UserError(f"depth = {self.depth!r} is not allowed: 0 (a plan waits for the last outcome) or 1 (it is made meanwhile).")
 
 
 _CONTRACTS: dict[str, type] = {

@@ -69,7 +69,8 @@ class StatsMaker:
             else:
                 context, waste, held, empty = self._group_occupancy(group)
                 num_ctx, wasted, num_held, reserved = num_ctx + context, wasted + waste, num_held + held, reserved + empty
-        return num_seqs, num_ctx, wasted, num_held - self._kv.pool.num_held, reserved
+        parked = self._kv.parking.num_landing if len(self._kv.parking) else 0  # held, but by no table
+        return num_seqs, num_ctx, wasted, num_held - (self._kv.pool.num_held - parked), reserved
 
     def _group_occupancy(self, group: SequenceGroup) -> tuple[int, int, int, int]:
         """(tokens, unfilled slots, blocks held, blocks without a token) of a group whose sequences share blocks or have regions set

@@ -9,6 +9,7 @@ Nothing enters in a step that preempted, as long as something runs. Swapped grou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seqs
 from itertools import islice
 from typing import Any
@@ -25,6 +26,10 @@ from kvlab.engine.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Sequence,
 from kvlab.engine.steady import Lanes, always_decodes
 from kvlab.policies import base
 from kvlab.types import Admitted, Blocked, IllegalDecision, Now, Plan, Preempted
+
+
+def _nothing_flies(group: SequenceGroup) -> None:
+    """Depth 0: nothing to take back."""
 
 
 class Queues:
@@ -68,11 +73,13 @@ class Scheduler:
         self.block_bytes = block_bytes
         self.waiting = WaitingQueue(policies.scheduling, Prefixes(kv))
         self.running: list[SequenceGroup] = []
-        self.lanes = Lanes(kv, always_decodes(policies.batching))  # the first of `running`, where they only decode
+        self.lanes = Lanes(kv, not config.depth and always_decodes(policies.batching))  # the first of `running`, where they only decode
         self.swapped: list[SequenceGroup] = []
         self.queues = Queues(self)
         self.released: list[int] = []  # sequences the runner must forget, since the last plan
         self.forked: list[Sequence] = []  # sequences made by the last commit: the runner must start them
+        self.recall: Callable[[SequenceGroup], None] = _nothing_flies  # takes a group's tokens in flight back; the engine sets it
+        self._owed: list[SequenceGroup] = []  # running groups that wait for blocks which the step in flight still touches
         self._num_admitted = 0
         self._legal_phases: Seqs[Seqs[str]] = ()
         self._displaces = type(policies.scheduling).displaces is not base.SchedulingPolicy.displaces
@@ -91,6 +98,8 @@ class Scheduler:
         budget = batching.token_budget(self.queues, self.config.max_num_batched_tokens)
         build = PlanBuilder(now, budget, self.released, self.forked)
         self.released, self.forked = [], []
+        build.made_room = any(group.status is RUNNING for group in self._owed)  # what came free is for them
+        self._owed.clear()
         build.watermark_blocks = self.policies.admission.headroom_blocks(self.kv.pool)
         for alternative in self._phases(now):
             build.phases = alternative
@@ -142,6 +151,8 @@ class Scheduler:
             if len(seqs) == 1 and group.is_forked and group.beam is None:  # the common case, without detours
                 seq, table = seqs[0], seqs[0].table
                 missing = len(seq.tokens) - seq.num_computed
+                if not missing:
+                    continue  # depth 1: it goes on, if at all, after the step in flight
                 n = chunk(missing, budget, limit)
                 is_legal = n.__class__ is int and 0 < n <= missing and n <= budget
                 if is_legal and seq.num_computed + n <= table.capacity and not table.tail_shared:  # type: ignore[union-attr]
@@ -183,6 +194,9 @@ class Scheduler:
         work = self._work_of(group, build.budget)
         growth = [(seq, seq.num_computed + n) for seq, n, _ in work]
         while not self.kv.grow(growth):
+            if self.kv.can_grow_later(growth):
+                self._owed.append(group)
+                return
             if self._make_room(group, build) is group:
                 return
         if work:
@@ -195,8 +209,8 @@ class Scheduler:
         if len(seqs) == 1 and group.beam is None:
             seq = seqs[0]
             missing = len(seq.tokens) - seq.num_computed
-            n = chunk(missing, budget, limit)
-            if n != missing:
+            n = chunk(missing, budget, limit) if missing else 0
+            if n != missing or not n:
                 self._check_chunk(n, missing, budget)
                 return [(seq, n, 0)] if n else []
             return [(seq, n, 1 if group.is_forked else group.sampling.n)]
@@ -236,7 +250,8 @@ class Scheduler:
         if len(self.running) == 1:
             if self.kv.pool.give_up_pins():
                 return None
-            self._end_for_capacity(group, build)
+            if not any(seq.flight >= 0 for seq in group.seqs):  # else it may get a token yet, or end by itself
+                self._end_for_capacity(group, build)
             return group
         policy = self.policies.preemption
         candidates = list(self.running)
@@ -271,6 +286,7 @@ class Scheduler:
         view = base.VictimView(victim, kv.swapper.num_distinct_tokens(victim), kv.swapper.num_swap_blocks(victim),
                                kv.cpu_pool.num_available, self.block_bytes)  # fmt: skip
         wanted = policy.mode.mode(view, build.now)
+        self.recall(victim)
         if wanted not in ("recompute", "swap"):
             raise IllegalDecision("preemption mode", policy.mode, f"mode {wanted!r}", "'recompute' or 'swap'")
         build.take_out(victim)
@@ -367,6 +383,8 @@ class Scheduler:
                     return self._block(group, reason or self.kv.why_not(group, [], growth), build)
                 if self.kv.pool.give_up_pins():
                     continue
+                if len(self.kv.parking):
+                    return self._block(group, "in_flight", build)
                 return self._give_up_swap(group, build)
             grown = self.kv.grow(growth)
             assert grown, "counted with the entry"
@@ -415,6 +433,8 @@ class Scheduler:
                 return self._block(group, reason or self.kv.why_not(group, match.block_ids, [(seq, target)]), build)
             if self.kv.pool.give_up_pins():
                 continue
+            if len(self.kv.parking):
+                return self._block(group, "in_flight", build)
             self.waiting.pop_head()  # the whole pool is its own, and too small
             group.status = FINISHED
             build.ended.append((group.group_id, group.request_id, "kv_capacity"))

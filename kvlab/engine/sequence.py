@@ -25,9 +25,10 @@ class Sequence:
     `num_computed` counts tokens whose KV is in the pool; `num_highest` the most it ever was (below it, computing is recomputing).
     `attach_to` / `attach_at`: after a recompute-preemption of a group, a sequence waits until `attach_to` has computed their
     common prefix of `attach_at` tokens, and then shares its blocks.
+    `flight`: the step in flight that computes it (see `kvlab.engine.flight`), -1 for none; its tokens count as computed.
     """
 
-    __slots__ = ("attach_at", "attach_to", "finish_reason", "group", "keys", "logprobs", "num_computed", "num_highest",
+    __slots__ = ("attach_at", "attach_to", "finish_reason", "flight", "group", "keys", "logprobs", "num_computed", "num_highest",
                  "num_prompt", "packed", "score", "seq_id", "stop_checker", "stream", "table", "token_times", "tokens")  # fmt: skip
 
     def __init__(self, seq_id: int, group: SequenceGroup, stream: int, tokens: list[int]) -> None:
@@ -43,6 +44,7 @@ class Sequence:
         self.packed = array("I")
         self.attach_to: Sequence | None = None
         self.attach_at = 0
+        self.flight = -1
         self.finish_reason = ""
         self.stop_checker: StopChecker | None = None
         self.logprobs: list[TokenLogprobs] = []

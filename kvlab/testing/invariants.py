@@ -19,6 +19,8 @@ def check_invariants(engine: Engine) -> None:
     """
     _check_queues(engine)
     held, held_cpu = _held(engine)
+    held += engine.kv.parking.held(engine.kv.pool)
+    held_cpu += engine.kv.parking.held(engine.kv.cpu_pool)
     _check_pool(engine.kv.pool, held, set(engine.kv.regions.kept_blocks()) if engine.kv.regions is not None else set())
     _check_pool(engine.kv.cpu_pool, held_cpu, set())
     _check_slots(engine)
@@ -38,6 +40,7 @@ def check_drained(engine: Engine) -> None:
         assert pool.num_held == 0, f"{pool.num_held} blocks of tier {pool.tier} are held by nobody's table"
     assert not kv.pending_copies, f"copies {kv.pending_copies} of nobody"
     assert kv.regions is None or not kv.regions.spare, "regions are kept for nobody's forks"
+    assert not len(kv.parking), "blocks are parked though no step is in flight"
     assert not engine.scheduler.forked, "the runner is to start sequences that have ended"
 
 
@@ -138,6 +141,7 @@ def _check_slots(engine: Engine) -> None:
         return
     slots, size = regions.slots, engine.kv.block_size
     held = {seq.seq_id for group in engine.scheduler.running for seq in group.seqs if seq.table is not None}
+    held |= set(engine.kv.parking.ghosts)
     assert set(slots._of_seq) == held, f"sequences {sorted(held)} have regions, {sorted(slots._of_seq)} have slots"
     spare = {group_id: len(found) for group_id, found in regions.spare.items() if found}
     assert {group_id: len(found) for group_id, found in slots._spare.items() if found} == spare, "regions and slots set aside differ"
@@ -155,7 +159,7 @@ def _check_sequence(kv: KVCacheManager, seq: Sequence) -> None:
         return
     ids, dropped = table.block_ids, table.num_dropped_blocks
     assert seq.attach_to is None, f"{name} holds blocks and still has to branch off"
-    assert seq.num_computed < len(seq.tokens), f"{name}: {seq.num_computed} of {len(seq.tokens)} tokens computed, none is left to run"
+    assert seq.num_computed < len(seq.tokens) or seq.flight >= 0, f"{name}: {seq.num_computed} of {len(seq.tokens)} tokens computed, none is left to run"
     assert table.capacity == (dropped + len(ids)) * size, f"{name}: capacity {table.capacity}, blocks {ids} after {dropped} dropped"
     assert table.capacity >= seq.num_computed >= dropped * size, f"{name}: {seq.num_computed} tokens computed, blocks {ids} after {dropped}"
     assert len(ids) == len(set(ids)), f"{name} holds a block twice: {ids}"

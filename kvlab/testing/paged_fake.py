@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvlab.engine.cost import Constant, CostModel
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
 from kvlab.engine.runners.fake_tokens import FakeModel, hash_token, hash_tokens
-from kvlab.types import Candidate, Outcome, Plan, ScheduledSeq, SeqStart
+from kvlab.types import LATE, Candidate, Outcome, Plan, ScheduledSeq, SeqStart
 
 Ints = npt.NDArray[np.int64]
 GARBAGE = -7_777_777
@@ -28,10 +28,11 @@ class _Row:
     `prefixes[p]`: hash of the first p tokens. `slots`: pool slot of each of the table's slots.
     """
 
-    __slots__ = ("prefixes", "slots", "start", "table", "tokens")
+    __slots__ = ("last", "prefixes", "slots", "start", "table", "tokens")
 
     def __init__(self, start: SeqStart) -> None:
         self.start = start
+        self.last = -1  # sampled last
         self.table: list[int] = []
         self.slots: Ints = np.zeros(0, dtype=np.int64)
         self.tokens: list[int] = []
@@ -160,7 +161,8 @@ class PagedFakeRunner:
     def _run(self, plan: Plan) -> Outcome:
         """Writes of all sequences come before any read, as in a model's layers."""
         _distinct("scheduled as sequence", (s.seq_id for s in plan.scheduled))
-        written = [self._write(scheduled, ids) for scheduled, ids in zip(plan.scheduled, plan.token_ids, strict=True)]
+        token_ids = [(self._rows[s.seq_id].last,) if ids == (LATE,) else ids for s, ids in zip(plan.scheduled, plan.token_ids, strict=True)]
+        written = [self._write(scheduled, ids) for scheduled, ids in zip(plan.scheduled, token_ids, strict=True)]
         if written:
             _distinct(f"a slot (of {self.config.block_size} a block) written", np.concatenate(written).tolist())
         tokens: list[tuple[int, ...]] = []
@@ -179,6 +181,7 @@ class PagedFakeRunner:
                 for i in range(scheduled.num_samples)
             )
             tokens.append(drawn[:1])
+            self._rows[scheduled.seq_id].last = drawn[0] if drawn else -1
             if len(drawn) > 1:
                 forks[scheduled.seq_id] = drawn[1:]
         return Outcome(plan.step, tuple(tokens), forks, candidates, {}, self.cost.step_s(plan))
@@ -193,6 +196,7 @@ class PagedFakeRunner:
 
     def _write(self, scheduled: ScheduledSeq, ids: Sequence[int]) -> Ints:
         row, first, gpu = self._rows[scheduled.seq_id], scheduled.first_position, self._gpu
+        assert min(ids, default=0) >= 0, f"{scheduled}: no token is known for it"
         assert scheduled.num_new_tokens == len(ids) >= 1, f"{scheduled}: {len(ids)} token ids"
         row.tell(first, ids)
         slots = self._slots(scheduled, first, first + len(ids))

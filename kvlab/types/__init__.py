@@ -4,6 +4,7 @@ from kvlab.types.columns import ScheduledSeq
 from kvlab.types.errors import IllegalDecision, KvlabError, MissingOracle, RequestTooLong, UserError, unknown_name
 from kvlab.types.events import BlockEvent, Listener, RequestRecord, StepStats
 from kvlab.types.plan import (
+    LATE,
     Admitted,
     BlockCopy,
     Blocked,
@@ -21,7 +22,7 @@ from kvlab.types.sampling import SamplingParams
 from kvlab.types.views import BlockView, GroupView, Now, PoolView, QueuesView
 
 __all__ = [
-    "Admitted", "BlockCopy", "BlockEvent", "BlockTransfer", "BlockView", "Blocked", "Candidate", "GroupView", "IllegalDecision",
+    "LATE", "Admitted", "BlockCopy", "BlockEvent", "BlockTransfer", "BlockView", "Blocked", "Candidate", "GroupView", "IllegalDecision",
     "KvlabError", "Listener", "MissingOracle", "Now", "Outcome", "Plan", "PoolView", "Preempted", "QueuesView", "RecordedStep", "Request",
     "RequestRecord", "RequestShape", "RequestTooLong", "SamplingParams", "ScheduledSeq", "SeqStart", "StepStats", "TokenLogprobs",
     "UserError", "unknown_name",

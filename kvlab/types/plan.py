@@ -12,6 +12,9 @@ from typing import NamedTuple
 from kvlab.types.columns import ScheduledSeq
 from kvlab.types.sampling import SamplingParams
 
+LATE = -1
+"""Stands in `Plan.token_ids` for the token that the step in flight samples for the same sequence (depth 1): the runner has it."""
+
 
 class SeqStart(NamedTuple):
     """All that a runner must know about a sequence it has not seen, or has been told to forget.
@@ -87,7 +90,7 @@ class Plan(NamedTuple):
     Attributes:
         step: 0-based step number. now_s: the clock's time (s) at which every decision of the step was made.
         scheduled: what is computed; `token_ids[i]` are the ids for `scheduled[i]` (length num_new_tokens). Tuples, or columns that
-            equal them (see `kvlab.types.columns`) where most sequences decode.
+            equal them (see `kvlab.types.columns`) where most sequences decode. An only id may be `LATE`.
         tables: seq_id -> block ids to append to the runner's row; `fresh_tables`: seq_id -> the whole row anew.
         released: sequences the runner must forget (finished, dropped, preempted, aborted) before the step.
         ended: (group_id, request_id, reason) of groups that the scheduler itself ended in this step (kv_capacity).

@@ -20,10 +20,11 @@ class RecordedRunner:
         self.steps = list(steps)
         self.name = name
         self._next = 0
+        self._clock = RecordedClock([(step.now_s, step.end_s) for step in self.steps])
 
     def clock(self) -> RecordedClock:
-        """The run's clock."""
-        return RecordedClock([(step.now_s, step.end_s) for step in self.steps])
+        """The run's clock, which goes on with each step that is submitted."""
+        return self._clock
 
     @property
     def kv_bytes_allocated(self) -> int:
@@ -33,6 +34,7 @@ class RecordedRunner:
     def initialize(self, config: RunnerConfig) -> None:
         """Back to the first step."""
         self._next = 0
+        self._clock.restart()
 
     def device_memory(self) -> DeviceMemory | None:
         """None: nothing is measured."""
@@ -55,4 +57,5 @@ class RecordedRunner:
             raise UserError(f"Step {plan.step} of this replay schedules sequences {here[0][:8]} with {here[1][:8]} tokens, {self.name} had "
                             f"{step.seq_ids[:8]} with {step.num_new_tokens[:8]}: its configuration or workload differs.")  # fmt: skip
         self._next += 1
+        self._clock.num_decided = self._next
         return Ready(step.outcome)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kvlab.engine.cost import Constant, CostModel
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
 from kvlab.engine.runners.fake_tokens import FakeModel, hash_token, hash_tokens, position_weights
+from kvlab.engine.runners.late_tokens import LastTokens
 from kvlab.types import Candidate, Outcome, Plan, ScheduledSeq, SeqStart
 from kvlab.types.columns import Decodes, Ints, OneEach
 
@@ -117,6 +118,7 @@ class SimulatedRunner:
         self.cost = cost or Constant()
         self._rows = _Rows()
         self._lanes: _Lanes | None = None
+        self._last: LastTokens | None = None  # where plans may not name them
         self._model = FakeModel(vocab_size)
 
     @property
@@ -128,6 +130,7 @@ class SimulatedRunner:
         """Forget every sequence."""
         self._rows = _Rows()
         self._lanes = None
+        self._last = LastTokens() if config.depth else None
         self._model = FakeModel(self.vocab_size, config.eos_token_ids)
 
     def device_memory(self) -> DeviceMemory | None:
@@ -140,6 +143,8 @@ class SimulatedRunner:
 
     def submit(self, plan: Plan) -> Ready:
         """Carry out the plan at once."""
+        if self._last is not None:
+            plan = self._last.fill(plan)
         rows, scheduled, ids = self._rows, plan.scheduled, plan.token_ids
         is_steady = isinstance(scheduled, Decodes) and isinstance(ids, OneEach)
         if self._lanes is not None and not (is_steady and self._lanes.goes_on(scheduled)):  # type: ignore[arg-type]
@@ -158,7 +163,10 @@ class SimulatedRunner:
             tokens = OneEach(new, self._others(scheduled.rest, ids.rest, forks, candidates) if scheduled.rest else ())
         else:
             tokens = self._others(tuple(scheduled), tuple(ids), forks, candidates)
-        return Ready(Outcome(plan.step, tokens, forks, candidates, {}, self.cost.step_s(plan)))
+        outcome = Outcome(plan.step, tokens, forks, candidates, {}, self.cost.step_s(plan))
+        if self._last is not None:
+            self._last.note(plan, outcome)
+        return Ready(outcome)
 
     def _enter_lanes(self, scheduled: Decodes) -> bool:
         """Whether the decodes at the head go on, or begin now, in columns."""

@@ -12,6 +12,7 @@ import torch
 
 from kvlab.cache.tensors import KVTensors, storage_dtype
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
+from kvlab.engine.runners.late_tokens import LastTokens
 from kvlab.engine.runners.rows import BlockRows, Ints, ragged_positions
 from kvlab.engine.sampler import SamplingState, beam_candidates, sample
 from kvlab.kernels.interface import AttentionMetadata, Backend
@@ -58,6 +59,7 @@ class TorchRunner:
         self._kv: KVTensors | None = None
         self._rows = BlockRows()
         self._states: dict[int, SamplingState] = {}
+        self._last = LastTokens()
 
     def initialize(self, config: RunnerConfig) -> None:
         """Allocate the KV tensors and forget every sequence.
@@ -91,6 +93,7 @@ class TorchRunner:
         self._kv = self._config = None
         self._rows = BlockRows()
         self._states = {}
+        self._last = LastTokens()
 
     def submit(self, plan: Plan) -> Ready:
         """Carry out a step.
@@ -102,7 +105,11 @@ class TorchRunner:
         if self._kv is None or self._config is None:
             raise RuntimeError("TorchRunner.initialize must be called before the first step.")
         self._apply(plan, self._kv)
+        if self._config.depth:
+            plan = self._last.fill(plan)
         outcome = self._run(plan, self._kv, self._config) if plan.scheduled else Outcome(plan.step, ())
+        if self._config.depth:
+            self._last.note(plan, outcome)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # where nothing was sampled nothing has waited for the device yet
         return Ready(outcome._replace(execute_s=time.perf_counter() - begin))

@@ -1,0 +1,103 @@
+"""Blocks that were let go while a step in flight still touches them: they stay held until that step has landed (depth 1).
+
+A parked block keeps the reference of the table that let it go. So nothing else in the pools need know: it is neither free nor evictable,
+and a later request may find its content all the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvlab.cache.pool import BlockPool
+from kvlab.cache.table import Seq
+
+if TYPE_CHECKING:
+    from kvlab.cache.manager import KVCacheManager
+
+
+class _Parked(NamedTuple):
+    """`release` lets go for good, once step `until` has landed. `block_ids` of `pool`, each once for every reference."""
+
+    until: int
+    pool: BlockPool
+    block_ids: tuple[int, ...]
+    cause: str
+    release: Callable[[], None]
+
+
+class Ghost:
+    """A sequence's state when it let go of its region, so that the region's slot can keep it later. Satisfies `Seq`."""
+
+    def __init__(self, seq: Seq, seq_id: int) -> None:
+        self.seq_id = seq_id
+        self.group = seq.group
+        self.tokens = seq.tokens[: seq.num_computed]
+        self.num_computed = seq.num_computed
+        self.table = seq.table
+        self.keys: list[bytes] = []
+        self.packed = seq.packed
+        self.flight = -1
+
+
+class Parking:
+    """Parked blocks of a `KVCacheManager`. Empty at depth 0."""
+
+    def __init__(self, kv: KVCacheManager) -> None:
+        self._kv = kv
+        self._parked: list[_Parked] = []
+        self._num_ghosts = 0
+        self._last_landed = -1
+        self.ghosts: list[int] = []
+        """Numbers (below 0) under which the slots of parked regions are kept."""
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def park(self, until: int, block_ids: Iterable[int], preempted: bool = False, pool: BlockPool | None = None) -> None:
+        """Let go of blocks of the gpu tier (or `pool`) once step `until` has landed."""
+        pool, ids = pool or self._kv.pool, tuple(block_ids)
+        if until <= self._last_landed:  # between steps, with nothing in flight
+            pool.release(ids, preempted)
+        elif ids:
+            self._parked.append(_Parked(until, pool, ids, self._kv.cause, lambda: pool.release(ids, preempted)))
+
+    def park_region(self, until: int, seq: Seq, keeps: bool) -> None:
+        """Let go of a sequence's region (and slot) once step `until` has landed."""
+        regions, copies = self._kv.regions, self._kv.pending_copies
+        assert regions is not None
+        assert seq.table is not None
+        self._kv.pending_copies = [copy for copy in copies if copy[0] != seq.seq_id]
+        keeps = keeps and len(self._kv.pending_copies) == len(copies)  # else not all lies where its table says
+        self._num_ghosts += 1
+        ghost = Ghost(seq, -self._num_ghosts)
+        if regions.slots is not None:
+            regions.slots.rename(seq.seq_id, ghost.seq_id)
+            self.ghosts.append(ghost.seq_id)
+
+        def release() -> None:
+            if regions.slots is not None:
+                self.ghosts.remove(ghost.seq_id)
+            regions.release(ghost, keeps)
+
+        self._parked.append(_Parked(until, self._kv.pool, tuple(seq.table.block_ids), self._kv.cause, release))
+
+    def landed(self, step: int) -> None:
+        """Step `step` is over: what waited for it is let go."""
+        self._last_landed = step
+        over = [parked for parked in self._parked if parked.until <= step]
+        self._parked = [parked for parked in self._parked if parked.until > step]
+        for parked in over:
+            self._kv.cause = parked.cause
+            parked.release()
+
+    def held(self, pool: BlockPool) -> Counter[int]:
+        """Block -> references that are parked, of one tier."""
+        return Counter(block_id for parked in self._parked if parked.pool is pool for block_id in parked.block_ids)
+
+    @property
+    def num_landing(self) -> int:
+        """Blocks of the gpu tier that an allocation could have once everything parked has landed."""
+        pool = self._kv.pool
+        return sum(pool.blocks[block_id].ref_count == num for block_id, num in self.held(pool).items())
