@@ -15,19 +15,20 @@ class Fp8(KVDtypePolicy):
     """K and V are stored as float8 e4m3 (4 significant bits, largest number 448): 1 byte a number. stored = x / scale, saturated at +-448.
 
     Source: vLLM's `--kv-cache-dtype fp8` with its `k_scale` and `v_scale`.
-    Parameters: k_scale: of K, positive, one number for all layers or a list of one a layer; 1.0 holds what stays below 448 as it is.
-        v_scale: of V.
+    Parameters: k_scale: of K, positive, one number for all layers or a list of one a layer; None: 1.0, which
+        holds what stays below 448 as it is.
+        v_scale: of V, the same.
     Deviations: scales are given, not calibrated while running (vLLM's `--calculate-kv-scales`).
     """
 
     lossless: ClassVar[bool] = False
 
-    def __init__(self, k_scale: Scale = 1.0, v_scale: Scale = 1.0) -> None:
+    def __init__(self, k_scale: Scale | None = None, v_scale: Scale | None = None) -> None:
         self.k_scale, self.v_scale = k_scale, v_scale
         for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-            values = list(scale) if isinstance(scale, Sequence) else [scale]
+            values = list(scale) if isinstance(scale, Sequence) else [1.0 if scale is None else scale]
             if not values or not all(_is_positive(value) for value in values):
-                raise UserError(f"Fp8.{name} = {scale!r} is not allowed: a positive number, or a list of one a layer.")
+                raise UserError(f"Fp8.{name} = {scale!r} is not allowed: a positive number, a list of one a layer, or null (1.0).")
 
     def storage(self, model_dtype: str) -> str:
         """Always "float8_e4m3fn"."""
@@ -42,5 +43,7 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e30  # also 10**400 is an int
 
 
-def _plain(scale: Scale) -> float | tuple[float, ...]:
+def _plain(scale: Scale | None) -> float | tuple[float, ...]:
+    if scale is None:
+        return 1.0
     return tuple(float(value) for value in scale) if isinstance(scale, Sequence) else float(scale)
