@@ -44,7 +44,8 @@ def draw(results: pd.DataFrame) -> Any:
     from kvlab.figures.style import BLACK, BLUE, LIGHT, ORANGE, PAGE_CM, SKY, axes, legend_above
 
     found = medians(results)
-    looks = {"tokens": (BLUE, ""), "reserved": ("white", "////"), "partly_filled": (ORANGE, ""), "fragmented": (SKY, "...."), "free": (LIGHT, "")}
+    looks = {"tokens": (BLUE, ""), "reserved": ("white", "////"), "partly_filled": (ORANGE, ""), "fragmented": (SKY, "...."),
+             "free": (LIGHT, "")}  # fmt: skip
     fig, panels = axes(PAGE_CM, 8.0, 1, 2, sharey=True)
     sizes = sorted(size for layout, size in found.index if layout == "paged")
     bars = ([((layout, 16), label) for layout, label in LAYOUTS.items()], [(("paged", size), str(size)) for size in sizes])
@@ -53,7 +54,8 @@ def draw(results: pd.DataFrame) -> Any:
         bottom = pd.Series(0.0, index=rows.index)
         for part, label in PARTS.items():
             color, hatch = looks[part]
-            panel.bar(range(len(rows)), rows[part], bottom=bottom, color=color, hatch=hatch, edgecolor=BLACK, linewidth=0.4, width=0.65, label=label)
+            panel.bar(range(len(rows)), rows[part], bottom=bottom, color=color, hatch=hatch, edgecolor=BLACK, linewidth=0.4, width=0.65,
+                      label=label)  # fmt: skip
             bottom = bottom + rows[part]
         panel.set_xticks(range(len(keys)), [label for _, label in keys])
         panel.grid(visible=False, axis="x")
@@ -73,7 +75,8 @@ def draw(results: pd.DataFrame) -> Any:
 def table(results: pd.DataFrame) -> pd.DataFrame:
     """Medians of the seeds by layout and block size."""
     return pd.DataFrame([
-        {"layout": layout, "block size": size, "running": round(row["num_running"], 1), **{label + " (%)": round(row[part], 1) for part, label in PARTS.items()},
+        {"layout": layout, "block size": size, "running": round(row["num_running"], 1),
+         **{label + " (%)": round(row[part], 1) for part, label in PARTS.items()},
          "useful in the paper (%)": PAPER[layout] if size == 16 else "-", "output tokens/s": round(row["output_token_throughput_per_s"]),
          "recomputed (%)": round(row["recomputed"], 1)}
         for (layout, size), row in medians(results).iterrows()

@@ -68,7 +68,8 @@ def table(results: pd.DataFrame) -> pd.DataFrame:
         return f"{found.loc[(8192, watermark)]['tax']['median']:.1f} %"
 
     return pd.DataFrame([
-        {"watermark": w, "vLLM": measured, **{f"{b:,} tokens a step: median (range), ratio": cell(b, w) for b in BUDGETS}, "tax (8,192)": tax(w)}
+        {"watermark": w, "vLLM": measured, **{f"{b:,} tokens a step: median (range), ratio": cell(b, w) for b in BUDGETS},
+         "tax (8,192)": tax(w)}
         for w, measured in MEASURED.items()
     ])  # fmt: skip
 

@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kvlab.figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m kvlab.figures", description=__doc__, formatter_class=raw)
     parser.add_argument("command", choices=("list", "draw", "run", "check"))
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--root", help="folder that holds the figures' folders (default: experiments/ of the checkout)")

@@ -29,7 +29,8 @@ def drawn(spec: FigureSpec, frame: pd.DataFrame) -> dict[str, bytes]:
         with style():
             return render(spec.draw(frame), spec.png)
     except KeyError as error:
-        raise UserError(f"{spec.number}: the results lack the column {error}. They are from another figure.py: run the figure again.") from error
+        told = "They were made for another figure.py: run the figure again."
+        raise UserError(f"{spec.number}: the results lack {error}. {told}") from error
 
 
 def with_table(text: str, spec: FigureSpec, frame: pd.DataFrame) -> str:
@@ -44,7 +45,8 @@ def with_table(text: str, spec: FigureSpec, frame: pd.DataFrame) -> str:
 
 def markdown(table: pd.DataFrame) -> str:
     """A frame of texts and numbers as a Markdown table; numbers as they are: whoever makes the table rounds."""
-    rows = [[str(c) for c in table.columns], ["---"] * len(table.columns), *([_cell(v) for v in row] for row in table.itertuples(index=False))]
+    head = [[str(c) for c in table.columns], ["---"] * len(table.columns)]
+    rows = [*head, *([_cell(v) for v in row] for row in table.itertuples(index=False))]
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
@@ -125,8 +127,9 @@ def compare(committed: pd.DataFrame, new: pd.DataFrame, measured: tuple[str, ...
         old, now = committed[column], new[column]
         same = (old == now) | (old.isna() & now.isna())
         if not same.all():
-            row = int((~same).idxmax())
-            found.append(f"{column}: {int((~same).sum())} of {len(same)} rows differ, first row {row}: {old[row]!r} committed, {now[row]!r} now")
+            row = same.to_list().index(False)
+            first = f"first row {row}: {old.iloc[row]!r} committed, {now.iloc[row]!r} now"
+            found.append(f"{column}: {int((~same).sum())} of {len(same)} rows differ, {first}")
     return found
 
 

@@ -82,7 +82,8 @@ def read(folder: Folder) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing: nothing says where {RESULTS} comes from. Run: python -m kvlab.figures run {folder.name}") from error
+        told = f"nothing says where {RESULTS} comes from. Run: python -m kvlab.figures run {folder.name}"
+        raise UserError(f"{path} is missing: {told}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}. Restore it (git checkout {path}).") from error
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
@@ -98,9 +99,9 @@ def read_results(folder: Folder) -> pd.DataFrame:
     content = path.read_bytes()
     said = read(folder)["results"].get("sha256")
     if sha256(content) != said:
-        raise UserError(f"{path} is not the file that {MANIFEST} names (sha256 {sha256(content)[:12]}..., manifest {str(said)[:12]}...): edited by "
-                        f"hand? Nothing was overwritten. Restore it (git checkout {path}), or move it away and run: "
-                        f"python -m kvlab.figures run {folder.name}")  # fmt: skip
+        sums = f"sha256 {sha256(content)[:12]}..., manifest {str(said)[:12]}..."
+        raise UserError(f"{path} is not the file that {MANIFEST} names ({sums}): edited by hand? Nothing was overwritten. "
+                        f"Restore it (git checkout {path}), or move it away and run: python -m kvlab.figures run {folder.name}")  # fmt: skip
     try:
         return pd.read_parquet(io.BytesIO(content))
     except (OSError, ValueError) as error:
@@ -112,8 +113,8 @@ def differences(folder: Folder, spec: FigureSpec) -> list[str]:
     manifest = read(folder)
     found = []
     if manifest.get("config_hash") != config_hash(folder, spec):
-        found.append(f"sweep.yaml or the measuring code of figure.py changed after the results were made (hash {config_hash(folder, spec)}, "
-                     f"manifest {manifest.get('config_hash')})")  # fmt: skip
+        hashes = f"hash {config_hash(folder, spec)}, manifest {manifest.get('config_hash')}"
+        found.append(f"sweep.yaml or the measuring code of figure.py changed after the results were made ({hashes})")
     recorded = manifest.get("config", {})
     for name, config in resolved(folder).items():
         if name not in recorded:

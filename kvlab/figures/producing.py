@@ -97,7 +97,8 @@ def _run(config: dict[str, Any], folder: Path, point: Point) -> Run:
         raise UserError(f"The run {point.label} failed: {error}") from error
     lost = run.summary["num_requests"] - run.summary["num_finished"]
     if lost:
-        raise UserError(f"The run {point.label} did not finish {lost} of its requests ({run.summary['finish_reasons']}): no result for a figure.")
+        reasons = run.summary["finish_reasons"]
+        raise UserError(f"The run {point.label} did not finish {lost} of its requests ({reasons}): no result for a figure.")
     return run
 
 

@@ -40,7 +40,7 @@ LINES: tuple[dict[str, Any], ...] = (
 )
 """Lines that differ in colour, marker and dash: neighbours can be told apart without colour."""
 
-RC: dict[str, Any] = {
+RC: Any = {
     "font.family": "DejaVu Sans", "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "legend.fontsize": 7, "legend.frameon": False, "legend.handlelength": 2.4, "legend.columnspacing": 1.0, "legend.handletextpad": 0.5,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.linewidth": 0.6, "axes.grid": True,
