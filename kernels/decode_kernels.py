@@ -8,16 +8,14 @@ Shapes: S sequences, H query heads, K KV heads, R = H / K, D head size, B block 
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
 from kvlab.kernels.paging import logits_log2, slot_offsets, window_gap
-from kvlab.kernels.triton_common import cast, dot, jit, load_kv
+from kvlab.kernels.triton_common import Arg, cast, dot, jit, load_kv
 
 
 @jit
-def visible_slots(slots: Any, length: Any, window: Any, num_sinks: Any, WINDOW: tl.constexpr) -> Any:
+def visible_slots(slots: Arg, length: Arg, window: Arg, num_sinks: Arg, WINDOW: tl.constexpr) -> Arg:
     """Which slots a query at slot length - 1 sees."""
     seen = slots < length
     if WINDOW:
@@ -27,12 +25,12 @@ def visible_slots(slots: Any, length: Any, window: Any, num_sinks: Any, WINDOW: 
 
 @jit
 def decode_kernel(
-    q_ptr: Any, k_ptr: Any, v_ptr: Any, table_ptr: Any, length_ptr: Any, k_scale_ptr: Any, v_scale_ptr: Any, sink_ptr: Any,
-    out_ptr: Any, lse_ptr: Any, logit_ptr: Any, scale: Any, soft_cap: Any, window: Any, num_sinks: Any, block_size: Any,
-    heads_per_group: Any, num_row_chunks: Any, num_splits: Any, q_stride_s: Any, q_stride_h: Any, stride_block: Any, stride_slot: Any,
-    stride_head: Any, table_stride: Any, length_stride_s: Any, length_stride_k: Any, scale_stride_block: Any, scale_stride_slot: Any,
-    scale_stride_head: Any, out_stride_s: Any, out_stride_p: Any, out_stride_h: Any, lse_stride_s: Any, lse_stride_p: Any,
-    logit_stride_s: Any, logit_stride_h: Any,
+    q_ptr: Arg, k_ptr: Arg, v_ptr: Arg, table_ptr: Arg, length_ptr: Arg, k_scale_ptr: Arg, v_scale_ptr: Arg, sink_ptr: Arg,
+    out_ptr: Arg, lse_ptr: Arg, logit_ptr: Arg, scale: Arg, soft_cap: Arg, window: Arg, num_sinks: Arg, block_size: Arg,
+    heads_per_group: Arg, num_row_chunks: Arg, num_splits: Arg, q_stride_s: Arg, q_stride_h: Arg, stride_block: Arg, stride_slot: Arg,
+    stride_head: Arg, table_stride: Arg, length_stride_s: Arg, length_stride_k: Arg, scale_stride_block: Arg, scale_stride_slot: Arg,
+    scale_stride_head: Arg, out_stride_s: Arg, out_stride_p: Arg, out_stride_h: Arg, lse_stride_s: Arg, lse_stride_p: Arg,
+    logit_stride_s: Arg, logit_stride_h: Arg,
     D: tl.constexpr, PADDED_D: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SCALES: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINK_LOGITS: tl.constexpr, ONE_SPLIT: tl.constexpr, KEEP_LOGITS: tl.constexpr,
     KEEP_LSE: tl.constexpr,
@@ -119,8 +117,8 @@ def decode_kernel(
 
 @jit
 def reduce_kernel(
-    part_ptr: Any, part_lse_ptr: Any, sink_ptr: Any, out_ptr: Any, lse_ptr: Any, num_splits: Any, part_stride_s: Any, part_stride_p: Any,
-    part_stride_h: Any, part_lse_stride_s: Any, part_lse_stride_p: Any, out_stride_s: Any, out_stride_h: Any, lse_stride_s: Any,
+    part_ptr: Arg, part_lse_ptr: Arg, sink_ptr: Arg, out_ptr: Arg, lse_ptr: Arg, num_splits: Arg, part_stride_s: Arg, part_stride_p: Arg,
+    part_stride_h: Arg, part_lse_stride_s: Arg, part_lse_stride_p: Arg, out_stride_s: Arg, out_stride_h: Arg, lse_stride_s: Arg,
     D: tl.constexpr, PADDED_D: tl.constexpr, CHUNK: tl.constexpr, SINK_LOGITS: tl.constexpr, KEEP_LSE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Weigh the splits of one query head of one sequence. Grid: (H, S)."""
@@ -159,9 +157,9 @@ def reduce_kernel(
 
 @jit
 def mass_kernel(
-    logit_ptr: Any, lse_ptr: Any, length_ptr: Any, mass_ptr: Any, window: Any, num_sinks: Any, block_size: Any, num_blocks: Any,
-    heads_per_group: Any, logit_stride_s: Any, logit_stride_h: Any, lse_stride_s: Any, length_stride_s: Any, length_stride_k: Any,
-    mass_stride_s: Any, mass_stride_k: Any, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr,
+    logit_ptr: Arg, lse_ptr: Arg, length_ptr: Arg, mass_ptr: Arg, window: Arg, num_sinks: Arg, block_size: Arg, num_blocks: Arg,
+    heads_per_group: Arg, logit_stride_s: Arg, logit_stride_h: Arg, lse_stride_s: Arg, length_stride_s: Arg, length_stride_k: Arg,
+    mass_stride_s: Arg, mass_stride_k: Arg, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr,
 ) -> None:  # fmt: skip
     """Softmax mass of BLOCKS logical blocks, from the logits kept and their log-sum. Grid: (ceil(M / BLOCKS), K, S)."""
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)

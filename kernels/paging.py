@@ -13,15 +13,13 @@ by a jump: tile j starts at slot j where j is before the sinks' end, and at j + 
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
-from kvlab.kernels.triton_common import jit
+from kvlab.kernels.triton_common import Arg, jit
 
 
 @jit
-def window_gap(first_slot: Any, num_sinks: Any, TILE: tl.constexpr) -> Any:
+def window_gap(first_slot: Arg, num_sinks: Arg, TILE: tl.constexpr) -> Arg:
     """(end of the sinks' tiles, slots left out after them), both multiples of TILE, where `first_slot` is the window's first slot."""
     sinks_end = (num_sinks + TILE - 1) // TILE * TILE
     window_begin = tl.maximum(first_slot, 0) // TILE * TILE
@@ -30,9 +28,9 @@ def window_gap(first_slot: Any, num_sinks: Any, TILE: tl.constexpr) -> Any:
 
 @jit
 def slot_offsets(
-    table_ptr: Any, start: Any, end: Any, block_size: Any, stride_block: Any, stride_slot: Any,
+    table_ptr: Arg, start: Arg, end: Arg, block_size: Arg, stride_block: Arg, stride_slot: Arg,
     TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, MASKED: tl.constexpr,
-) -> Any:  # fmt: skip
+) -> Arg:  # fmt: skip
     """Offsets (int64 [TILE]) of the slots from `start` on; MASKED: those from `end` on have no table entry and get block 0's."""
     if BLOCK_SIZE % TILE == 0 and BLOCK_SIZE > 0:
         block = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64)
@@ -52,7 +50,7 @@ def slot_offsets(
 
 
 @jit
-def logits_log2(products: Any, scale: Any, soft_cap: Any, SOFT_CAP: tl.constexpr) -> Any:
+def logits_log2(products: Arg, scale: Arg, soft_cap: Arg, SOFT_CAP: tl.constexpr) -> Arg:
     """Attention logits in units of log 2 (so that exp2, one instruction, makes weights): products * scale, capped to soft_cap *
     tanh(logit / soft_cap)."""
     LOG2E: tl.constexpr = 1.4426950408889634

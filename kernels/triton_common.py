@@ -8,11 +8,17 @@ the compile-time switch INTERPRET; compiled code is the same as without them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import triton
 import triton.language as tl
+
+if TYPE_CHECKING:
+    Arg: TypeAlias = Any
+else:
+    Arg = tl.tensor
+"""Annotation of a kernel's run-time arguments. Triton's compiler looks annotations up and knows only names of its own: `Any` fails."""
 
 INTERPRET = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """True in a process that interprets kernels. A process either interprets or compiles: it can't do both."""
@@ -70,7 +76,7 @@ def fp8_readable(cache: torch.Tensor) -> torch.Tensor:
 
 
 @jit
-def dot(a: Any, b: Any, acc: Any) -> Any:
+def dot(a: Arg, b: Arg, acc: Arg) -> Arg:
     """acc + a @ b, accumulated in float32. float32 tiles go through three tf32 products ("tf32x3": nearly float32's precision;
     "ieee" spills registers from 64 x 64 on)."""
     if INTERPRET:
@@ -82,7 +88,7 @@ def dot(a: Any, b: Any, acc: Any) -> Any:
 
 
 @jit
-def cast(x: Any, dtype: tl.constexpr) -> Any:
+def cast(x: Arg, dtype: tl.constexpr) -> Arg:
     """x in another float type, rounded to the nearest, ties to even."""
     if INTERPRET and dtype == tl.bfloat16:
         wide = x.to(tl.float32)
@@ -94,7 +100,7 @@ def cast(x: Any, dtype: tl.constexpr) -> Any:
 
 
 @jit
-def dequantise(raw: Any, dtype: tl.constexpr) -> Any:
+def dequantise(raw: Arg, dtype: tl.constexpr) -> Arg:
     """A cache's stored numbers in the type that is computed in, without their scales.
 
     uint8 are the bits of float8_e4m3fn (for GPUs that lack the type). int8 and e4m3 are exact in float16, bfloat16 and float32, so a
@@ -116,7 +122,7 @@ def dequantise(raw: Any, dtype: tl.constexpr) -> Any:
 
 
 @jit
-def load_kv(pointers: Any, mask: Any, dtype: tl.constexpr) -> Any:
+def load_kv(pointers: Arg, mask: Arg, dtype: tl.constexpr) -> Arg:
     """Stored K or V as `dtype`; zeros where `mask` (None: everywhere true) is false, whatever lies there: also NaN."""
     if mask is None:
         raw = tl.load(pointers)
