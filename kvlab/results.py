@@ -173,6 +173,23 @@ class Runs:
         """Those that ended well."""
         return Runs(run for run in self._runs if run.state == "finished")
 
+    def aggregate(self, by: str | Sequence[str] | None = None, figures: Sequence[str] | None = None) -> pd.DataFrame:
+        """Repeats together: one row a group of finished runs, with `n`, and each figure's mean and half of its 95 % interval.
+
+        The interval is Student's: mean +- ci95, from the runs' standard deviation, as if repeats were independent draws of a normal
+        distribution; NaN for a group of one.
+
+        Args:
+            by: columns of `frame` that make a group; None: every configuration column that differs between runs, apart from seeds.
+            figures: which ones, by name (`mean_ttft_ms`); None: all numbers of the summary. Each gives columns NAME and NAME_ci95.
+
+        Raises:
+            UserError: no such column.
+        """
+        from kvlab.aggregating import aggregate
+
+        return aggregate(self.finished(), by, figures)
+
     def steps(self, *config_columns: str) -> pd.DataFrame:
         """All steps of all runs; `config_columns` of `frame` are repeated in each row, for grouping."""
         return self._long("steps", config_columns)

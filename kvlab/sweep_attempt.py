@@ -77,7 +77,8 @@ def _run(sweep: SweepFolder, point: Point, progress: bool, listeners: Sequence[L
         traceback.clear_frames(error.__traceback__)  # a failed engine's tensors hang on them
         _log.info("point %d (%s): %s", point.number, point.label, message)
     finally:
-        give_back_memory()
+        if state != FINISHED or "simulated" not in str(point.config["runner"]):  # which holds no tensors; a collection takes as long
+            give_back_memory()
     return Attempt(point.number, state, time.perf_counter() - start, message)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvlab.results import Run, Runs, load_runs
+from kvlab.types import UserError
 
 
 class Row(NamedTuple):
@@ -88,9 +89,23 @@ def sweep_table(source: Path | Runs) -> tuple[str, int]:
     header = ["run", *varied, *(f.label for f in figures)]
     cells = [[str(row["run"]), *(_plain(row.get(c)) for c in varied), *(_shown(row.get(f.key), f) for f in figures)] for row in rows]
     failed = [run for run in runs if run.state != "finished"]
-    notes = [f"{run.name}: {run.state}{': ' + run.error if run.error else ''}" for run in failed]
+    notes = [line for run in failed for line in _failure(run)]
     summary = f"{len(runs) - len(failed)} of {len(runs)} runs finished."
     return "\n".join([text_table(header, cells), summary, *notes]), len(failed)
+
+
+TRACEBACK_SHOWN = 3
+
+
+def _failure(run: Run) -> list[str]:
+    """Why a run failed: its error and, where that is not the user's, the end of its traceback."""
+    error = run.status.get("error") or {}
+    label = str(run.status.get("name") or "")
+    lines = [f"{run.name}: {run.state}{': ' + run.error if run.error else ''}" + (f" [{label}]" if label else "")]
+    kinds: list[type] = [UserError, *UserError.__subclasses__()]
+    if error.get("traceback") and error.get("type") not in {kind.__name__ for kind in kinds} and run.state == "failed":
+        lines += [f"    {line}" for line in str(error["traceback"]).splitlines()[:-1][-TRACEBACK_SHOWN:]]
+    return lines
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

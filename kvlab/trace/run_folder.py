@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import logging
@@ -120,18 +121,24 @@ def _claim(folder: Path) -> bool:
 
 def environment(device: str = "") -> dict[str, Any]:
     """What the run ran on: versions, processor, device, git commit of kvlab's checkout (null outside one)."""
+    torch = sys.modules.get("torch")  # never imported for this alone
+    return {
+        "versions": dict(_versions()), "python": platform.python_version(), "platform": platform.platform(), "cpu": cpu_name(),
+        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "num_threads": torch.get_num_threads() if torch is not None else None, "device": device or "cpu", **git_state(),
+    }  # fmt: skip
+
+
+@functools.cache
+def _versions() -> dict[str, str | None]:
+    """Versions of the packages that matter; None for one that isn't installed."""
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-    torch = sys.modules.get("torch")  # never imported for this alone
-    return {
-        "versions": versions, "python": platform.python_version(), "platform": platform.platform(), "cpu": cpu_name(),
-        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "num_threads": torch.get_num_threads() if torch is not None else None, "device": device or "cpu", **git_state(),
-    }  # fmt: skip
+    return versions
 
 
 def cpu_name() -> str:

@@ -1,0 +1,61 @@
+"""Repeats of a point as one row: `runs.aggregate()`, means over seeds with their 95 % intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from kvlab.confidence import mean_interval
+from kvlab.types import unknown_name
+
+if TYPE_CHECKING:
+    from kvlab.results import Runs
+
+
+def aggregate(runs: Runs, by: str | Sequence[str] | None, figures: Sequence[str] | None) -> pd.DataFrame:
+    """See `Runs.aggregate`."""
+    frame = runs.frame
+    numbers = _figures_of(runs, frame)
+    chosen = numbers if figures is None else list(figures)
+    groups = varied_columns(runs, frame) if by is None else [by] if isinstance(by, str) else list(by)
+    for kind, names, valid in (("figure", chosen, numbers), ("column", groups, [c for c in frame if c not in numbers])):
+        for name in names:
+            if name not in valid:
+                raise unknown_name(kind, name, map(str, valid))
+    rows: list[dict[str, Any]] = []
+    keys = frame[groups].astype(str).agg("\x1f".join, axis=1) if groups and len(frame) else pd.Series([""] * len(frame))
+    for _, group in frame.groupby(keys.to_numpy(), sort=False) if len(frame) else ():
+        row = {name: group[name].iloc[0] for name in groups} | {"n": len(group)}
+        for name in chosen:
+            values = pd.to_numeric(group[name], errors="coerce").dropna().to_numpy(dtype=np.float64)
+            interval = mean_interval(values)
+            row |= {name: interval.value, f"{name}_ci95": interval.high - interval.value}
+        rows.append(row)
+    columns = [*groups, "n", *(c for name in chosen for c in (name, f"{name}_ci95"))]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _figures_of(runs: Runs, frame: pd.DataFrame) -> list[str]:
+    """Columns of the summary that hold numbers."""
+    from kvlab.results import flatten
+
+    names = dict.fromkeys(key for run in runs for key in flatten(run.summary))
+    return [name for name in names if name in frame and pd.to_numeric(frame[name], errors="coerce").notna().any()]
+
+
+def varied_columns(runs: Runs, frame: pd.DataFrame) -> list[str]:
+    """Configuration columns that differ between runs, without seeds; of columns that vary together the first with the shortest name."""
+    from kvlab.results import OWN_COLUMNS, flatten
+
+    figures = {key for run in runs for key in flatten(run.summary)} | set(OWN_COLUMNS)
+    found: dict[tuple[str, ...], str] = {}
+    for column in frame:
+        if column in figures or column.split(".")[-1] == "seed":
+            continue
+        values = tuple(map(str, frame[column]))
+        if len(set(values)) > 1 and (values not in found or column.count(".") < found[values].count(".")):
+            found[values] = column
+    return list(found.values())
