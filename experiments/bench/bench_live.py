@@ -44,14 +44,14 @@ class Timed:
 
 
 def serve(folder: Path, watched: bool) -> tuple[float, float, int]:
-    """(seconds of CPU, those in the listener, updates) of one run. CPU time: other processes of the machine are not counted."""
+    """(seconds of CPU, those in the listener, updates) of one run. CPU time: other processes are not counted."""
     config = kvlab.compose("runner=simulated", "model=dummy_llama3_8b", "cost_model=h100", "workload=synthetic", "workload.num_requests=600",
                            "num_blocks=4000", "kv_cache_tokens=null")  # fmt: skip
     view = live()
     timed = Timed(view)
     start = time.process_time()
     kvlab.run(config, folder=folder, listeners=[timed] if watched else [], progress=False)
-    return time.process_time() - start, timed.spent_s, view._num_updates
+    return time.process_time() - start, timed.spent_s, view.num_updates
 
 
 def main() -> None:
@@ -70,8 +70,8 @@ def main() -> None:
     plain, seen = statistics.median(times[False]), statistics.median(times[True])
     ratios = [b / a for a, b in zip(times[False], times[True], strict=True)]
     print(f"{PAIRS} pairs on {os.cpu_count()} cores, {updates / PAIRS:.0f} updates a run")
-    print(f"CPU of a run: {plain:.2f} s without, {seen:.2f} s with the widget; ratio of the medians {seen / plain:.3f}, median of the pairs' "
-          f"ratios {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
+    print(f"CPU of a run: {plain:.2f} s without, {seen:.2f} s with the widget; ratio of the medians {seen / plain:.3f},")
+    print(f"median of the pairs' ratios {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     print(f"the listener's own share of the run: median {statistics.median(shares):.2%}, largest {max(shares):.2%}")
 
 
