@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,11 +117,8 @@ def names(root: Path | None = None) -> list[str]:
 
 def _number(path: Path) -> int:
     """The number that FIGURE has, read without importing the file; those without one come first."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        digits = line.strip().removeprefix('number="F').split('"')[0]
-        if line.strip().startswith('number="F') and digits.isdecimal():
-            return int(digits)
-    return 0
+    found = re.search(r'number="F(\d+)"', path.read_text(encoding="utf-8"))
+    return int(found.group(1)) if found else 0
 
 
 def load(name: str, root: Path | None = None) -> Folder:
