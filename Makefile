@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all the set-up on a machine with Python 3.11+, make and git. `make help` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-full test-browser test-cluster checks lint bench lab clean
+.PHONY: help setup model demo test test-fast test-full test-browser test-cluster checks lint bench lab figures clean
 
 # The interpreter for the virtual environment: `make PYTHON=python3.12 test`. Found here: the first of these that is 3.11 to 3.13.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -68,6 +68,11 @@ bench: model ## benchmarks under experiments/bench, ratios measured in one run
 
 lab: model ## JupyterLab on the notebooks
 	$(BIN)/python -m kvlab.lab $(ARGS)
+
+# make figures RUN=1 makes the results again first (F5, F11 and first_light decode for real: the model is needed); F=NAME: one of them.
+figures: $(STAMP) $(if $(RUN),model) ## papers' figures from committed results (RUN=1: results again; F=NAME: one)
+	$(if $(RUN),$(BIN)/python -m kvlab.figures run $(or $(F),$$($(BIN)/python -m kvlab.figures names)))
+	$(BIN)/python -m kvlab.figures draw $(F)
 
 clean: ## caches and build products (not runs/, not the virtual environment)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -45,8 +45,8 @@ class Timed:
 
 def serve(folder: Path, watched: bool) -> tuple[float, float, int]:
     """(seconds of CPU, those in the listener, updates) of one run. CPU time: other processes are not counted."""
-    config = kvlab.compose("runner=simulated", "model=dummy_llama3_8b", "cost_model=h100", "workload=synthetic", "workload.num_requests=600",
-                           "num_blocks=4000", "kv_cache_tokens=null")  # fmt: skip
+    config = kvlab.compose("runner=simulated", "model=dummy_llama3_8b", "cost_model=h100", "workload=synthetic", "num_blocks=4000",
+                           "workload.num_requests=600", "kv_cache_tokens=null")  # fmt: skip
     view = live()
     timed = Timed(view)
     start = time.process_time()
@@ -67,11 +67,11 @@ def main() -> None:
                 updates += num
                 if watched:
                     shares.append(own / spent)
-    plain, seen = statistics.median(times[False]), statistics.median(times[True])
+    plain, seen = min(times[False]), min(times[True])
     ratios = [b / a for a, b in zip(times[False], times[True], strict=True)]
     print(f"{PAIRS} pairs on {os.cpu_count()} cores, {updates / PAIRS:.0f} updates a run")
-    print(f"CPU of a run: {plain:.2f} s without, {seen:.2f} s with the widget; ratio of the medians {seen / plain:.3f},")
-    print(f"median of the pairs' ratios {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    print(f"CPU of a run, the quickest of {PAIRS}: {plain:.2f} s without, {seen:.2f} s with the widget: ratio {seen / plain:.3f}")
+    print(f"ratios of the pairs: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
     print(f"the listener's own share of the run: median {statistics.median(shares):.2%}, largest {max(shares):.2%}")
 
 

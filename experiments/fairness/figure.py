@@ -41,12 +41,12 @@ def draw(results: pd.DataFrame) -> Any:
             own = part[part["tenant"] == tenant]
             panel.plot(own["time_s"], own["service"] / 1e3, **line(number, markevery=8), label=label)
         panel.set_title(title)
-        panel.set_ylabel("service received (1,000 weighted tokens)")
+        panel.set_ylabel("service (1,000 weighted tokens)")
     for number, (scheduling, _) in enumerate(NAMES.items()):
         both = results[results["scheduling"] == scheduling].pivot(index="time_s", columns="tenant", values="service")
         panels[2].plot(both.index, (both["heavy"] - both["light"]) / 1e3, **line(number + 2, markevery=8), label=scheduling)
     panels[2].set_title("(c) heavy minus light")
-    panels[2].set_ylabel("difference (1,000 weighted tokens)")
+    panels[2].set_ylabel("difference (1,000 tokens)")
     panels[2].legend(loc="upper left")
     for panel in panels:
         panel.set_xlabel("time (s, simulated)")

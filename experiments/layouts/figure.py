@@ -66,9 +66,7 @@ def draw(results: pd.DataFrame) -> Any:
     panels[1].set_xlabel("block size (tokens)")
     panels[0].set_ylabel("share of the pool (%)")
     panels[0].set_ylim(0, 100.5)
-    handles, labels = panels[0].get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: "Kwon" in labels[i])
-    legend_above(fig, 3, [handles[i] for i in order])
+    legend_above(fig, 3, panels[0].get_legend_handles_labels()[0])
     return fig
 
 

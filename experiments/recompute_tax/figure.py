@@ -41,7 +41,7 @@ def draw(results: pd.DataFrame) -> Any:
             part = found.loc[(cache, victim)]
             spread = [part["median"] - part["min"], part["max"] - part["median"]]
             panel.errorbar(part.index, part["median"], yerr=spread, **line(number), label=victim)
-        panel.plot(list(RFC), list(RFC.values()), color=BLACK, marker="x", markersize=6, linestyle="none",
+        panel.plot(list(RFC), list(RFC.values()), color=BLACK, marker="x", markersize=6, linestyle="none", zorder=5,
                    label="lifo in vLLM's RFC 54644 (other lengths)")  # fmt: skip
         panel.set_title(title)
         panel.set_xlabel("pool (blocks of 16 tokens; all requests together: 4,200)")

@@ -1,6 +1,7 @@
 """The door to papers' figures.
 
     python -m kvlab.figures list                          every figure: number, name, what it shows, results
+    python -m kvlab.figures names                         the names alone, in a line
     python -m kvlab.figures draw [NAME ...] [--out DIR]   figure.pdf and figure.svg from committed results (no NAME: all)
     python -m kvlab.figures run NAME ... [--verify]       produce the results again; --verify: compare instead of writing
     python -m kvlab.figures check [NAME ...]              redraw and compare; results against manifest, manifest against config
@@ -28,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "list":
             return _list(root)
+        if args.command == "names":
+            print(" ".join(names(root)))
+            return 0
         folders = [load(name, root) for name in (args.names or names(root))]
         if args.command == "draw":
             return _draw(folders, args.out)
@@ -47,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m kvlab.figures", description=__doc__, formatter_class=raw)
-    parser.add_argument("command", choices=("list", "draw", "run", "check"))
+    parser.add_argument("command", choices=("list", "names", "draw", "run", "check"))
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--root", help="folder that holds the figures' folders (default: experiments/ of the checkout)")
     parser.add_argument("--out", type=Path, help="draw: write into DIR/NAME instead of the figure's own folder")

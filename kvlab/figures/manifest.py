@@ -99,9 +99,11 @@ def read_results(folder: Folder) -> pd.DataFrame:
     content = path.read_bytes()
     said = read(folder)["results"].get("sha256")
     if sha256(content) != said:
-        sums = f"{sha256(content)[:12]}..., there {str(said)[:12]}..."
-        raise UserError(f"{path} is not the file that {MANIFEST} names (sha256 {sums}): edited by hand? Nothing changed. "
-                        f"Restore it (git checkout {path}), or move it away and run: python -m kvlab.figures run {folder.name}")  # fmt: skip
+        sums = f"sha256 {sha256(content)[:12]}..., there {str(said)[:12]}..."
+        raise UserError(
+            f"{path} is not the file that {MANIFEST} names ({sums}): edited by hand? Nothing was overwritten. "
+            f"Restore it (git checkout {path}), or move it away and run: python -m kvlab.figures run {folder.name}"
+        )
     try:
         return pd.read_parquet(io.BytesIO(content))
     except (OSError, ValueError) as error:

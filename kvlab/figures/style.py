@@ -14,13 +14,14 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.container import Container
 from matplotlib.figure import Figure
 
 from kvlab.analysis.template import BLACK, BLUE, GREEN, INK, LIGHT, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
 
 __all__ = [
     "BLACK", "BLUE", "COLUMN_CM", "GREEN", "INK", "LIGHT", "LINES", "ORANGE", "PAGE_CM", "PURPLE", "SKY", "VERMILLION", "YELLOW", "axes",
-    "legend_above", "line", "percent", "render", "style",
+    "legend_above", "line", "render", "style",
 ]  # fmt: skip
 
 COLUMN_CM, PAGE_CM = 8.5, 17.5
@@ -74,17 +75,12 @@ def line(number: int, **more: Any) -> dict[str, Any]:
 
 
 def legend_above(target: Axes | Figure, columns: int, handles: Sequence[Any] | None = None, **more: Any) -> None:
-    """A legend over a panel, or over the whole figure."""
-    given: dict[str, Any] = {} if handles is None else {"handles": handles}
+    """A legend over a panel, or over the whole figure; bars and lines with error bars first, whatever the order of drawing."""
+    given: dict[str, Any] = {} if handles is None else {"handles": sorted(handles, key=lambda h: not isinstance(h, Container))}
     if isinstance(target, Figure):
         target.legend(loc="outside upper center", ncols=columns, **given, **more)
     else:
         target.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2, ncols=columns, **given, **more)
-
-
-def percent(panel: Axes, low: float | None = 0.0, high: float | None = None) -> None:
-    """A y axis from `low` to `high` (in %)."""
-    panel.set_ylim(bottom=low, top=high)
 
 
 def render(figure: Figure, png: bool = False) -> dict[str, bytes]:
