@@ -116,7 +116,7 @@ def _rows(spec: FigureSpec, point: Point, run: Run) -> pd.DataFrame:
 
 
 def _replayed(path: Path, options: Mapping[str, Any], only: Callable[[Mapping[str, Any]], bool] | None) -> pd.DataFrame:
-    """kvlab.replay.sweep over each trace; `columns`: those of a result's row that are kept."""
+    """kvlab.replay.sweep over each trace; `columns`: those of a result's row that are kept (a trace by its name, whatever its file's)."""
     for key in options:
         if key not in REPLAY_KEYS:
             raise unknown_name(f"key of replay in {path.name}", str(key), REPLAY_KEYS)
@@ -127,7 +127,8 @@ def _replayed(path: Path, options: Mapping[str, Any], only: Callable[[Mapping[st
         wanted = [(e, c) for e, c in pairs if only is None or only({"trace": trace, "eviction": e, "capacity": c})]
         for eviction in dict.fromkeys(e for e, _ in wanted):
             sizes = [c for e, c in wanted if e == eviction]
-            frames.append(kvlab.replay.sweep(trace, [eviction], sizes, **passed).frame[list(options["columns"])])
+            found = kvlab.replay.sweep(trace, [eviction], sizes, **passed).frame.assign(trace=Path(trace).name.split(".")[0])
+            frames.append(found[list(options["columns"])])
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(options["columns"]))
 
 
