@@ -256,6 +256,8 @@ class KVCacheManager:
         if self.regions is not None:
             self.num_relocated += sum(seq_id in self.regions.relocated for seq_id, _, _ in self.pending_copies)
             self.regions.relocated.clear()
+        if self.depth:
+            self.parking.note_copies(self.pool.now.step, [copy.source for copy in copies])
         self.pending_copies.clear()
         return copies
 
@@ -268,9 +270,10 @@ class KVCacheManager:
     # ------------------------------------------------------------ forks, letting go
 
     def let_go(self, block_ids: Sequence[int], seq: Seq, preempted: bool = False) -> None:
-        """A table of `seq` gives up these references: now, or once the step in flight that computes `seq` has landed."""
-        if seq.flight >= 0:
-            self.parking.park(seq.flight, block_ids, preempted)
+        """A table of `seq` gives up these references: now, or once the steps in flight that touch the blocks for it have landed."""
+        until = self.parking.busy_until(seq, block_ids) if self.depth else -1
+        if until >= 0:
+            self.parking.park(until, block_ids, preempted)
         else:
             self.pool.release(block_ids, preempted)
 
@@ -308,8 +311,9 @@ class KVCacheManager:
         """Let go of a sequence's blocks, tail first, and of copies planned for them. A layout's slot `keeps` what was computed."""
         self.cause = seq.group.request_id
         if seq.table is not None and self.regions is not None:
-            if seq.flight >= 0:
-                self.parking.park_region(seq.flight, seq, keeps)
+            until = self.parking.busy_until(seq, seq.table.block_ids) if self.depth else -1
+            if until >= 0:
+                self.parking.park_region(until, seq, keeps)
             else:
                 self.regions.release(seq, keeps)
         elif seq.table is not None:

@@ -49,11 +49,28 @@ class Parking:
         self._parked: list[_Parked] = []
         self._num_ghosts = 0
         self._last_landed = -1
+        self._read: dict[int, int] = {}
         self.ghosts: list[int] = []
         """Numbers (below 0) under which the slots of parked regions are kept."""
 
     def __len__(self) -> int:
         return len(self._parked)
+
+    def note_copies(self, step: int, sources: Iterable[int]) -> None:
+        """Step `step` copies from these blocks, whoever holds them."""
+        self._read.update(dict.fromkeys(sources, step))
+
+    def busy_until(self, seq: Seq, block_ids: Iterable[int]) -> int:
+        """The last step that touches these blocks of a sequence: one in flight that computes it or copies from them, or, where a copy is
+        still to be done, the next. -1: none."""
+        until = seq.flight
+        for block_id in block_ids if self._read else ():
+            until = max(until, self._read.get(block_id, -1))
+        if self._kv.pending_copies:
+            held = set(block_ids)
+            if any(source in held and seq_id != seq.seq_id for seq_id, source, _ in self._kv.pending_copies):
+                until = max(until, self._kv.pool.now.step + 1)
+        return until
 
     def park(self, until: int, block_ids: Iterable[int], preempted: bool = False, pool: BlockPool | None = None) -> None:
         """Let go of blocks of the gpu tier (or `pool`) once step `until` has landed."""
@@ -86,6 +103,8 @@ class Parking:
     def landed(self, step: int) -> None:
         """Step `step` is over: what waited for it is let go."""
         self._last_landed = step
+        if self._read:
+            self._read = {block_id: until for block_id, until in self._read.items() if until > step}
         over = [parked for parked in self._parked if parked.until <= step]
         self._parked = [parked for parked in self._parked if parked.until > step]
         for parked in over:

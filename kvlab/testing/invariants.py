@@ -159,7 +159,8 @@ def _check_sequence(kv: KVCacheManager, seq: Sequence) -> None:
         return
     ids, dropped = table.block_ids, table.num_dropped_blocks
     assert seq.attach_to is None, f"{name} holds blocks and still has to branch off"
-    assert seq.num_computed < len(seq.tokens) or seq.flight >= 0, f"{name}: {seq.num_computed} of {len(seq.tokens)} tokens computed, none is left to run"
+    goes_on = seq.num_computed < len(seq.tokens) or seq.flight >= 0
+    assert goes_on, f"{name}: {seq.num_computed} of {len(seq.tokens)} tokens computed, none is left to run"
     assert table.capacity == (dropped + len(ids)) * size, f"{name}: capacity {table.capacity}, blocks {ids} after {dropped} dropped"
     assert table.capacity >= seq.num_computed >= dropped * size, f"{name}: {seq.num_computed} tokens computed, blocks {ids} after {dropped}"
     assert len(ids) == len(set(ids)), f"{name} holds a block twice: {ids}"

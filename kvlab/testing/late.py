@@ -103,13 +103,14 @@ class LateRunner:
         """Slot -> sequences that it is read for."""
         found: dict[tuple[str, int], set[int]] = {}
         holders: dict[int, set[int]] = {}
+        untold = {seq_id for seq_id, table in self._tables.items() if not table}  # forks: they may hold what is copied
         for seq_id, table in self._tables.items():
             for block_id in table:
                 holders.setdefault(block_id, set()).add(seq_id)
         moved = [(t.source_tier, t.source) for t in (*plan.swap_out, *plan.swap_in)] + [("gpu", copy.source) for copy in plan.copies]
         for tier, block_id in moved:
             for slot in self._all(tier, block_id):
-                found.setdefault(slot, set()).update(holders.get(block_id, {NOBODY}) if tier == "gpu" else {NOBODY})
+                found.setdefault(slot, set()).update(holders.get(block_id, {NOBODY}) | untold if tier == "gpu" else {NOBODY})
         for entry in plan.scheduled:
             end = entry.first_position + entry.num_new_tokens - entry.num_dropped_tokens
             for slot in self._slots(entry.seq_id, 0, end):

@@ -67,7 +67,7 @@ def test_a_stop_is_seen_one_step_late_and_the_extra_token_dropped() -> None:
     assert sum(len(plan.scheduled) for plan in log.plans) == first + 2  # one more than at depth 0
     assert sum(stats.num_output_tokens for stats in log.stats) == first + 1
     assert log.records["a"].num_computed_tokens == 3 + first
-    assert len(log.records["a"].token_times) == first + 1
+    assert len(log.records["a"].token_times_s) == first + 1
 
 
 def test_blocks_of_what_has_ended_come_free_when_the_step_that_touches_them_has_landed() -> None:
@@ -170,7 +170,7 @@ def everything_late(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_draws_from_the_product_of_all_policies_change_no_token() -> None:
     """Nothing in flight is written by somebody else (the runner looks), and the mechanisms that a case is about act."""
     totals: Counter[str] = Counter()
-    for case in engine_product.random_cases(11, 150):
+    for case in engine_product.random_cases(11, 80):
         log, counts = engine_product.run(case)
         assert log.outputs == engine_product.expected(case.block_size), case
         totals += counts
@@ -211,7 +211,7 @@ def scene(seed: int) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
 def test_random_scenes_keep_the_invariants_and_the_tokens() -> None:
     """After every step, with aborts, forced preemption, ends of text and pools that are too small."""
     eos, totals = (3, 11), Counter[str]()
-    for seed in range(120):
+    for seed in range(60):
         seams, limits, requests = scene(seed)
         draw = Random(seed)
         window = seams.get("compression")
@@ -255,7 +255,7 @@ def test_plans_are_the_same_for_runners_that_are_late_prompt_and_simulated(batch
         for runner in (LateRunner(PagedFakeRunner(VOCAB)), PagedFakeRunner(VOCAB), SimulatedRunner(VOCAB)):
             seams, limits, requests = scene(seed)
             seams |= {"batching": batching, "layout": "paged", "compression": "full"}
-            engine, log = make_engine(30, 3, policies(**seams), runner=runner, depth=1, **limits)
+            engine, log = make_engine(18, 3, policies(**seams), runner=runner, depth=1, **limits)
             serve(engine, requests, check=False)
             logs.append(log)
         preempted += logs[0].total("num_preemptions")
@@ -303,7 +303,8 @@ def test_a_real_model_says_the_same_at_both_depths() -> None:
     """Attention over real tensors, in float64: greedy, sampled, penalties, logprobs, samples, beams, a stop string, the end of text."""
     prompts = [list(range(5, 25)), list(range(5, 15)), [7, 8, 9], [30, 31, 32, 33, 34]]
     more: list[dict[str, Any]] = [{}, {"temperature": 1.0, "top_p": 0.9, "logprobs": 2}, {"n": 2, "temperature": 1.3},
-                                  {"presence_penalty": 1.0, "temperature": 0.7}, {"beam_width": 2}, {"stop": ("e", "t"), "temperature": 1.5}]  # fmt: skip
+                                  {"presence_penalty": 1.0, "temperature": 0.7}, {"beam_width": 2},
+                                  {"stop": ("e", "t"), "temperature": 1.5}]  # fmt: skip
     requests = [request(f"r{i}", prompts[i % 4], 10, ignore_eos=i % 2 == 0, **params) for i, params in enumerate(more)]
     logs = []
     for depth in (0, 1):
