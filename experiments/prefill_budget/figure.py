@@ -11,6 +11,8 @@ from kvlab.figures import FigureSpec
 DEVICES = {"a100": "A100", "h100": "H100"}
 QUANTITIES = {"p99_itl_ms": "P99 gap between tokens (ms)", "median_ttft_ms": "median TTFT (ms)"}
 
+TICKS = {"p99_itl_ms": (10, 20, 50, 100, 200), "median_ttft_ms": (50, 100, 200)}
+
 
 def medians(results: pd.DataFrame) -> pd.DataFrame:
     """By (device, budget): median and range over the seeds; budget 0 stands for whole prompts in steps of their own."""
@@ -31,15 +33,15 @@ def draw(results: pd.DataFrame) -> Any:
             budgets = part.loc[[b for b in part.index if b > 0]]
             spread = [budgets["median"] - budgets["min"], budgets["max"] - budgets["median"]]
             panel.errorbar(budgets.index, budgets["median"], yerr=spread, **line(number), label=f"{title}: decodes first, budget a step")
-            panel.axhline(part.loc[0, "median"], **line(number, marker="", linestyle=(0, (1, 1))), label=f"{title}: whole prompts first")
+            level = line(number, marker="", linestyle=((0, (1, 1)), (0, (4, 1, 1, 1)))[number], linewidth=0.9)
+            panel.axhline(part.loc[0, "median"], **level, label=f"{title}: whole prompts first")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         panel.set_xticks(budgets.index, [f"{b:,}" for b in budgets.index])
         panel.set_xlabel("tokens a step may compute")
         panel.set_ylabel(label)
-        panel.yaxis.set_major_formatter("{x:,.0f}")
-        panel.yaxis.set_minor_formatter("{x:,.0f}")
-        panel.tick_params(axis="y", which="minor", labelsize=6)
+        panel.set_yticks(TICKS[name], [str(n) for n in TICKS[name]])
+        panel.minorticks_off()
     legend_above(fig, 2, panels[0].get_legend_handles_labels()[0])
     return fig
 

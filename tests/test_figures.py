@@ -1,0 +1,306 @@
+"""Papers' figures: every committed figure follows from its results and its configuration; bad input is named and overwrites nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from kvlab.figures import FigureSpec, Folder, actions, load, manifest, names
+from kvlab.figures.__main__ import main
+from kvlab.figures.points import hydra_points, kind_of, read_sweep
+from kvlab.figures.producing import produce
+from kvlab.types import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPERIMENTS = ROOT / "experiments"
+NUMBERED = ["hit_rate", "watermark_curve", "layouts", "recompute_tax", "block_size", "kernel_latency", "prefill_budget", "fairness",
+            "length_prediction", "static_batching", "simulator_fidelity", "prefix_caching"]  # fmt: skip
+"""F1 to F12."""
+SIMULATED = [name for name in NUMBERED if name not in ("hit_rate", "block_size", "simulator_fidelity", "kernel_latency")]
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Folder:
+    """A figure's folder of its own, to spoil."""
+    shutil.copytree(EXPERIMENTS / "kernel_latency", tmp_path / "kernel_latency")
+    return Folder(tmp_path / "kernel_latency")
+
+
+def content(folder: Folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.path.iterdir()) if path.is_file()}
+
+
+# ----------------------------------------------------------------- what is committed
+
+
+def test_the_figures_are_these_in_the_order_of_their_numbers() -> None:
+    assert names() == ["first_light", *NUMBERED]
+    assert [load(name).spec().number for name in NUMBERED] == [f"F{n}" for n in range(1, 13)]
+
+
+@pytest.mark.parametrize("name", ["first_light", *NUMBERED])
+def test_every_figure_follows_from_its_results_and_its_manifest_from_its_config(name: str) -> None:
+    """Redrawn here, in another process than the committed files were: the same bytes."""
+    assert actions.check(load(name)) == []
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_every_readme_says_what_agrees_and_what_does_not(name: str) -> None:
+    text = (EXPERIMENTS / name / "README.md").read_text()
+    for part in ("**Claim.**", "**Source.**", "**What agrees.**", "**What does not.**", "**Assumptions.**", "figure.svg", *actions.MARKERS):
+        assert part in text, part
+
+
+@pytest.mark.parametrize("name", ["first_light", *NUMBERED])
+def test_a_figure_is_small_and_short(name: str) -> None:
+    folder = EXPERIMENTS / name
+    assert (folder / "results.parquet").stat().st_size < 100_000
+    assert len((folder / "figure.py").read_text().splitlines()) < 100
+    fonts = (folder / "figure.pdf").read_bytes()
+    assert b"/Subtype /Type0" in fonts, "fonts are embedded as TrueType"
+    assert b"/Type3" not in fonts
+    assert b"CreationDate" not in fonts
+    assert b"<dc:date>" not in (folder / "figure.svg").read_bytes()
+
+
+def test_manifests_say_where_results_come_from() -> None:
+    for name in NUMBERED:
+        made = json.loads((EXPERIMENTS / name / "manifest.json").read_text())
+        assert made["number"] == load(name).spec().number
+        for key in ("date", "seconds", "points", "device", "seeds", "config_hash", "kvlab", "git_commit", "python", "versions", "config"):
+            assert key in made, (name, key)
+        assert made["versions"]["numpy"]
+
+
+def test_the_grid_is_that_of_hydra_with_the_last_key_fastest() -> None:
+    folder = load("watermark_curve")
+    points = hydra_points(folder, folder.sweeps()[0])
+    assert len(points) == 5 * 2 * 5
+    assert points[1].overrides == ("+experiment=watermark_curve", "seed=0", "max_num_batched_tokens=8192", "watermark=0.02")
+    assert points[-1].values == {"seed": 4, "max_num_batched_tokens": 2048, "watermark": 0.15}
+
+
+def test_a_sweep_lies_in_the_group_that_its_command_names() -> None:
+    for name in names():
+        for path in load(name).sweeps():
+            if kind_of(read_sweep(path)) == "hydra":
+                assert path.resolve() == ROOT / "conf" / "experiment" / f"{name}{path.stem.removeprefix('sweep')}.yaml"
+
+
+# ------------------------------------------------------------- results made again
+
+
+def same_as_committed(name: str, only: Mapping[str, Any]) -> None:
+    """The rows of some points, made again, are the committed ones: bit for bit where simulated, the decisions where real."""
+    folder, spec = load(name), load(name).spec()
+    committed = manifest.read_results(folder)
+    for column, value in only.items():
+        committed = committed[committed[column] == value]
+    assert len(committed), only
+
+    def wanted(values: Mapping[str, Any]) -> bool:
+        return all(values.get(column) == value for column, value in only.items())
+
+    new = produce(folder, spec, only=wanted, progress=False).frame
+    assert actions.compare(committed.reset_index(drop=True)[list(new.columns)], new, spec.measured) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        ("watermark_curve", {"seed": 0, "max_num_batched_tokens": 8192, "watermark": 0.15}),
+        ("recompute_tax", {"prefix_cache": "none", "preemption": "lifo", "num_blocks": 800, "seed": 1}),
+        ("layouts", {"layout": "contiguous_oracle", "seed": 1}),
+        ("prefill_budget", {"cost_model": "h100", "batching.chunk_size": 512, "seed": 1}),
+        ("fairness", {"scheduling": "vtc"}),
+        ("length_prediction", {"scheduling.tau": 0.6, "seed": 1}),
+        ("static_batching", {"batching": "static", "workload.output_len.cv": 1.0, "seed": 1}),
+        ("prefix_caching", {"eviction": "lfu", "num_blocks": 2500, "seed": 1}),
+    ],
+)
+def test_a_simulated_point_made_again_is_the_committed_one_bit_for_bit(name: str, point: dict[str, Any]) -> None:
+    same_as_committed(name, point)
+
+
+@pytest.mark.slow
+def test_a_real_point_made_again_takes_the_same_decisions() -> None:
+    same_as_committed("block_size", {"seed": 1, "block_size": 32})
+
+
+def test_a_computed_figure_made_again_is_the_same() -> None:
+    assert actions.verify(load("kernel_latency")) == []
+
+
+@pytest.mark.traces
+def test_replayed_points_made_again_are_the_same() -> None:
+    folder = load("hit_rate")
+    committed = manifest.read_results(folder)
+    chosen = committed[(committed["trace"] == "mooncake_synthetic") & committed["policy"].isin(["lru", "belady"])]
+    new = produce(folder, folder.spec(), only=lambda p: p["trace"] == "mooncake_synthetic" and p["eviction"] in ("lru", "belady")).frame
+    assert actions.compare(chosen.reset_index(drop=True), new) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SIMULATED)
+def test_all_results_made_again_are_the_same(name: str) -> None:
+    assert actions.verify(load(name)) == []
+
+
+@pytest.mark.full
+def test_all_real_decisions_made_again_are_the_same() -> None:
+    assert actions.verify(load("block_size")) == []
+
+
+def test_a_replay_sweep_runs_over_each_trace(tmp_path: Path) -> None:
+    """Three ids through a cache of one block: a, a, b hits once; a, b, a never. By hand."""
+    for name, accesses in (("near", "a\na\nb\n"), ("far", "a\nb\na\n")):
+        (tmp_path / f"{name}.txt").write_text(accesses)
+    folder = Folder(tmp_path)
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"replay": {
+        "traces": [str(tmp_path / "near.txt"), str(tmp_path / "far.txt")], "eviction": ["lru", "fifo"], "capacity": [1],
+        "semantics": "access", "columns": ["trace", "policy", "object_hits"],
+    }}))  # fmt: skip
+    spec = FigureSpec(number="F99", title="", draw=lambda _: pytest.fail("not drawn here"))
+    rows = produce(folder, spec, progress=False).frame.to_numpy().tolist()
+    assert rows == [["near", "lru", 1], ["near", "fifo", 1], ["far", "lru", 0], ["far", "fifo", 0]]
+
+
+def test_a_difference_is_told_by_column_and_row_and_clocks_are_left_out() -> None:
+    old = pd.DataFrame({"seed": [0, 1], "hits": [3, 4], "ms": [1.0, float("nan")]})
+    assert actions.compare(old, old.copy()) == []
+    new = pd.DataFrame({"seed": [0, 1], "hits": [3, 5], "ms": [9.0, float("nan")]})
+    assert actions.compare(old, new, ("ms",)) == ["hits: 1 of 2 rows differ, first row 1: np.int64(4) committed, np.int64(5) now"]
+    assert actions.compare(old, new.head(1)) == ["rows: 2 committed, 1 now"]
+
+
+# ----------------------------------------------------------------------- bad input
+
+
+def test_results_edited_by_hand_are_named_and_nothing_is_overwritten(copied: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = manifest.read_results(copied)
+    frame.loc[3, "microseconds"] = 1.0
+    (copied.path / "results.parquet").write_bytes(manifest.results_bytes(frame))
+    before = content(copied)
+    for command in ("draw", "run"):
+        assert main([command, "kernel_latency", "--root", str(copied.path.parent)]) == 2
+        told = capsys.readouterr().err
+        assert "results.parquet is not the file that manifest.json names" in told
+        assert "edited by hand? Nothing was overwritten. Restore it (git checkout" in told
+    assert main(["check", "--root", str(copied.path.parent)]) == 1
+    assert "edited by hand" in capsys.readouterr().out
+    assert content(copied) == before
+
+
+def test_a_damaged_or_missing_manifest_is_named(copied: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    path = copied.path / "manifest.json"
+    path.write_text(path.read_text()[:40])
+    assert main(["draw", "kernel_latency", "--root", str(copied.path.parent)]) == 2
+    assert "manifest.json is damaged" in capsys.readouterr().err
+    path.unlink()
+    assert main(["run", "kernel_latency", "--root", str(copied.path.parent)]) == 2
+    assert "nothing says where results.parquet comes from" in capsys.readouterr().err
+
+
+def test_a_sweep_or_measuring_code_that_changed_after_the_results_fails_the_check(copied: Folder) -> None:
+    assert actions.check(copied) == []
+    sweep, code = copied.path / "sweep.yaml", copied.path / "figure.py"
+    text = sweep.read_text()
+    sweep.write_text("# another comment\n" + text)
+    assert actions.check(copied) == [], "comments don't count"
+    sweep.write_text(text.replace("[512, 4096]", "[512, 8192]"))
+    assert "sweep.yaml or the measuring code of figure.py changed" in actions.check(copied)[0]
+    sweep.write_text(text)
+    code.write_text(code.read_text().replace("* 4\n", "* 8\n"))
+    assert "sweep.yaml or the measuring code of figure.py changed" in actions.check(copied)[0]
+
+
+def test_a_default_that_changed_after_the_results_fails_the_check() -> None:
+    """The manifest keeps the configuration as it resolved; keys that came later don't count, values that changed do."""
+    folder, spec = load("recompute_tax"), load("recompute_tax").spec()
+    kept = manifest.read(folder)["config"]["recompute_tax"]
+    assert kept["preemption"]["protect_oldest"] is False
+    assert manifest._drift({"a": {"b": 1}}, {"a": {"b": 2, "new": 3}}, "") == ["a.b is 2 today, was 1 when the results were made"]
+    assert manifest.differences(folder, spec) == []
+
+
+def test_a_figure_that_no_longer_follows_from_its_results_fails_the_check(copied: Folder) -> None:
+    code = copied.path / "figure.py"
+    code.write_text(code.read_text().replace('"block size (tokens)"', '"block size (tokens), renamed"'))
+    assert [line.split(" ")[0] for line in actions.check(copied)] == ["figure.pdf", "figure.svg"]
+    actions.draw(copied)
+    assert actions.check(copied) == []
+    readme = copied.path / "README.md"
+    readme.write_text(readme.read_text().replace("28.2", "28.3"))
+    assert "the table in README.md does not follow from results.parquet" in actions.check(copied)[0]
+    svg = copied.path / "figure.svg"
+    svg.write_bytes(svg.read_bytes().replace(b"Matplotlib v3", b"Matplotlib v2"))
+    assert "figure.svg was drawn with matplotlib 2" in actions.check(copied)[0]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES])
+def test_a_full_disk_is_named_and_overwrites_nothing(copied: Folder, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    before = content(copied)
+    write = Path.write_bytes
+
+    def refuse(path: Path, data: bytes) -> int:
+        if path.name == ".figure.svg.new":
+            raise OSError(error, "no", str(path))
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(UserError, match=r"(No space left|No permission) to write .*figure\.svg.*Nothing was overwritten"):
+        actions.draw(copied)
+    assert content(copied) == before
+
+
+def test_without_matplotlib_the_package_is_named_before_anything_runs(copied: Folder) -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; from kvlab.figures.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
+    before = content(copied)
+    for command in ("draw", "run"):
+        words = [sys.executable, "-c", code, command, "kernel_latency", "--root", str(copied.path.parent)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2, done.stderr
+        assert "Drawing needs the package 'matplotlib', which is not installed: pip install 'kvlab[figures]'" in done.stderr
+    assert content(copied) == before
+
+
+def test_a_run_that_fails_names_its_point_and_leaves_the_results(tmp_path: Path) -> None:
+    folder, spec = load("recompute_tax"), load("recompute_tax").spec()
+    point = {"prefix_cache": "none", "preemption": "lifo", "num_blocks": 400, "seed": 0}
+    with pytest.raises(UserError, match=r"The run prefix_cache=none, preemption=lifo, num_blocks=400, seed=0 (failed|did not finish)"):
+        produce(folder, spec, more=("max_model_len=64",), only=lambda values: dict(values) == point, progress=False)
+
+
+def test_names_that_are_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["draw", "watermark_curv"]) == 2
+    assert "watermark_curve" in capsys.readouterr().err
+    assert main(["list", "--root", str(tmp_path / "nowhere")]) == 2
+    assert "Figures live in a checkout's experiments/" in capsys.readouterr().err
+    assert main(["run"]) == 2
+    assert "run needs names: first_light, hit_rate" in capsys.readouterr().err
+
+
+def test_drawing_elsewhere_leaves_the_folder_alone(copied: Folder, tmp_path: Path) -> None:
+    before = content(copied)
+    assert main(["draw", "kernel_latency", "--root", str(copied.path.parent), "--out", str(tmp_path / "out")]) == 0
+    drawn = {path.name: path.read_bytes() for path in (tmp_path / "out" / "kernel_latency").iterdir()}
+    assert drawn == {name: before[name] for name in ("figure.pdf", "figure.svg")}
+    assert content(copied) == before
+
+
+def test_users_settings_of_matplotlib_change_nothing(copied: Folder) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "lines.linewidth": 9}):
+        assert actions.check(copied) == []
