@@ -18,7 +18,7 @@ _LAZY = {
     "sweep_explorer": "kvlab.notebook.explorer",
 }
 
-__all__ = ["block_map", "export_html", "live", "policy_lab", "prefix_tree", "sweep_explorer", "timeline"]  # noqa: F822 - made by __getattr__
+__all__ = ["block_map", "export_html", "live", "policy_lab", "prefix_tree", "sweep_explorer", "timeline"]
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,8 @@ MOST_ROWS, MOST_COLUMNS = 400, 800
 """Of the static heat map: no page shows more, and a notebook stays small."""
 NO_EVENTS = (
     "This run recorded no block events, so there is no block to show.\n"
-    'Record it again with record.blocks=true (and record.plans=true for tokens in each block), e.g. kvlab.run(kvlab.compose("record.blocks=true")).'
+    "Record it again with record.blocks=true (and record.plans=true for the tokens in each block), e.g. "
+    'kvlab.run(kvlab.compose("record.blocks=true", "record.plans=true")).'
 )
 MAX_STEPS = 10_000_000
 
@@ -106,7 +107,8 @@ class BlockMap(StepWidget):
         columns = int(np.ceil(np.sqrt(num)))
         rows, across = -(-num // columns), min(4, len(steps))
         down = -(-len(steps) // across)
-        fig = make_subplots(rows=down, cols=across, subplot_titles=[f"step {s}" for s in steps], horizontal_spacing=0.03, vertical_spacing=0.09)
+        titles = [f"step {s}" for s in steps]
+        fig = make_subplots(rows=down, cols=across, subplot_titles=titles, horizontal_spacing=0.03, vertical_spacing=0.09)
         seen = []
         for i, step in enumerate(steps):
             states = self.states(step)
@@ -157,32 +159,35 @@ def block_map(run: Run | Path | str, step: int = 0, color_by: str = "state") -> 
     if color_by not in ("state", "owner"):
         raise UserError(f"color_by={color_by!r} is not known. Choose 'state' or 'owner'.")
     found, why = run_of(run)
-    nothing_there = np.zeros(0, dtype=np.uint32)
     if found is None:
-        return BlockMap(None, nothing_there, meta={"message": why})
+        return _words(why)
     events, broken = frame_of(found, "blocks")
     if broken or events.empty:
-        return BlockMap(None, nothing_there, meta={"message": broken or NO_EVENTS})
+        return _words(broken or NO_EVENTS)
     steps, broken = frame_of(found, "steps")
     num_steps = _num_steps(events, steps)
     if num_steps > MAX_STEPS:
-        return BlockMap(None, nothing_there, meta={"message": f"This run names step {num_steps - 1:,}: more than can be shown."})
-    sizes = tier_sizes(found, events, steps)
-    block_size = _block_size(found)
+        return _words(f"This run names step {num_steps - 1:,}: more than can be shown.")
+    sizes, block_size = tier_sizes(found, events, steps), _block_size(found)
     plans = read_plan_view(found.folder, block_size) if block_size else None
     log = block_log(events, sizes, num_steps, plans)
     watermark = by_step(steps, "watermark_blocks", num_steps).astype(np.uint32)
-    arrays: Arrays = {}
+    arrays: Arrays = _step_arrays(steps, num_steps, watermark)
     for name, tier in log.tiers.items():
         arrays |= tier.arrays(f"{name}_")
-    data, layout = pack(arrays | _step_arrays(steps, num_steps, watermark))
+    data, layout = pack(arrays)
     notes = [*log.notes, *filter(None, (broken, plans.note if plans else "")), *_notes(found, events, plans)]
     meta = {
-        "title": f"Block pool of {found.name}", "num_steps": num_steps, "block_size": block_size, "requests": log.requests, "layout": layout,
-        "tiers": _tiers(sizes, block_size, plans), "blocked": blocked_by(steps, num_steps), "notes": notes,
+        "title": f"Block pool of {found.name}", "num_steps": num_steps, "block_size": block_size, "requests": log.requests,
+        "layout": layout, "tiers": _tiers(sizes, block_size, plans), "blocked": blocked_by(steps, num_steps), "notes": notes,
     }  # fmt: skip
     shown = max(0, min(step, num_steps - 1))
     return BlockMap(log, watermark, channel_of(found), meta=meta, data=data, step=shown, color_by=color_by)
+
+
+def _words(why: str) -> BlockMap:
+    """A map that shows in words why there is none."""
+    return BlockMap(None, np.zeros(0, dtype=np.uint32), meta={"message": why})
 
 
 def _num_steps(events: pd.DataFrame, steps: pd.DataFrame) -> int:

@@ -178,7 +178,7 @@ def _icicle(tree: Tree, only: set[int] | None, step: int | None) -> go.Figure:
     ids, labels, parents, values, hits, texts = ["root"], ["prompts"], [""], [0], [0.0], [""]
     todo = [(node, "root") for node in below[-1][::-1]]
     if only is not None:  # what is cached after a gap (its parent was evicted) hangs from the root
-        todo += [(n, "root") for n in sorted(only) if 0 <= tree.parent[n] and int(tree.parent[n]) not in only]
+        todo += [(n, "root") for n in sorted(only) if tree.parent[n] >= 0 and int(tree.parent[n]) not in only]
     while todo and len(ids) <= 2000:
         node, parent = todo.pop()
         chain = [node]

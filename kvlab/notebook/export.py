@@ -216,7 +216,8 @@ class _Outputs:
 
         self._num_figures += 1
         wanted = {"data": figure.get("data", []), "layout": figure.get("layout", {})}
-        return str(plotly.io.to_html(wanted, full_html=False, include_plotlyjs=False, div_id=f"kvlab-figure-{self._num_figures}", validate=False))
+        name = f"kvlab-figure-{self._num_figures}"
+        return str(plotly.io.to_html(wanted, full_html=False, include_plotlyjs=False, div_id=name, validate=False))
 
 
 def _figure_of(state: dict[str, Any], buffers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

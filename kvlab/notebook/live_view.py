@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import anywidget
 import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 import traitlets
 
@@ -40,28 +43,62 @@ class RunStopped(KeyboardInterrupt):
         return [str(self)]
 
 
-class Point(NamedTuple):
-    """A stretch of steps: counts summed, states after its last one. `end_s`: the engine's clock; `step_s`: time of its steps together."""
+COLUMNS = ("end_s", "step_s", "used", "evictable", "free", "watermark", "running", "waiting", "swapped", "output", "prompt")
+"""Of a point: the engine's clock at its end, the time of its steps together, states after its last step, tokens of all of them."""
+_END, _STEP, _USED, _EVICTABLE, _FREE, _, _RUNNING, _WAITING, _SWAPPED, _OUTPUT, _PROMPT = range(len(COLUMNS))
+_HEARD = (
+    "end_s", "now_s", "kv_blocks_used", "kv_blocks_evictable", "kv_blocks_free", "watermark_blocks", "num_running_reqs", "num_waiting_reqs",
+    "num_swapped_reqs", "num_output_tokens", "num_prompt_tokens_computed", "num_preemptions",
+)  # fmt: skip
+_pick = itemgetter(*map(StepStats._fields.index, _HEARD))
+Floats = npt.NDArray[np.float64]
 
-    end_s: float
-    step_s: float
-    used: int
-    evictable: int
-    free: int
-    watermark: int
-    running: int
-    waiting: int
-    swapped: int
-    output_tokens: int
-    prompt_tokens: int
 
-    def __add__(self, later: object) -> Point:  # type: ignore[override]
-        """This stretch and the one after it as one."""
-        assert isinstance(later, Point)
-        return later._replace(
-            step_s=self.step_s + later.step_s, used=max(self.used, later.used),
-            output_tokens=self.output_tokens + later.output_tokens, prompt_tokens=self.prompt_tokens + later.prompt_tokens,
-        )  # fmt: skip
+class Series:
+    """Steps as at most about MOST_POINTS points, however many come: with more steps a point is a stretch of them, twice as long each time.
+
+    In a stretch the number of used blocks is the largest, other states are those after its last step, tokens and seconds add up.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = self.num_preemptions = 0
+        self.every = 1
+        self._whole: Floats = np.zeros((0, len(COLUMNS)))
+        self._rest: Floats = np.zeros((0, len(COLUMNS)))  # steps: fewer than a stretch has
+        self._last_end_s = -np.inf
+
+    def extend(self, heard: Sequence[StepStats]) -> None:
+        """More steps."""
+        if not heard:
+            return
+        raw: Floats = np.array([_pick(stats) for stats in heard], dtype=np.float64)
+        self.num_steps += len(raw)
+        self.num_preemptions += int(raw[:, -1].sum())
+        steps, begun = raw[:, :-1], np.append(self._last_end_s, raw[:-1, _END])
+        steps[:, _STEP] = np.maximum(0.0, raw[:, _END] - np.maximum(raw[:, _STEP], begun))  # now_s stood there
+        self._last_end_s = float(raw[-1, _END])
+        rest = np.concatenate((self._rest, steps))
+        cut = len(rest) // self.every * self.every
+        self._whole = np.concatenate((self._whole, _stretches(rest[:cut], self.every)))
+        self._rest = rest[cut:]
+        while len(self._whole) > MOST_POINTS:
+            even = len(self._whole) // 2 * 2  # where the number is odd one stretch stays half as long as the others
+            self._whole = np.concatenate((_stretches(self._whole[:even], 2), self._whole[even:]))
+            self.every *= 2
+
+    def points(self) -> Floats:
+        """[points, columns], in order."""
+        return np.concatenate((self._whole, _stretches(self._rest, max(1, len(self._rest)))))
+
+
+def _stretches(rows: Floats, every: int) -> Floats:
+    """Each `every` rows as one."""
+    parts = rows.reshape(-1, every, rows.shape[1])
+    out = parts[:, -1].copy()
+    out[:, _USED] = parts[:, :, _USED].max(axis=1)
+    for column in (_STEP, _OUTPUT, _PROMPT):
+        out[:, column] = parts[:, :, column].sum(axis=1)
+    return out
 
 
 class LiveView(anywidget.AnyWidget):
@@ -84,45 +121,23 @@ class LiveView(anywidget.AnyWidget):
         super().__init__(status={"state": "waiting for the first step"})
 
     def _clear(self) -> None:
-        self._points: list[Point] = []
-        self._every = 1  # steps a point
-        self._num_steps = self._num_ended = self._num_preemptions = self._num_updates = 0
-        self._last_end_s = 0.0
+        self._series = Series()
+        self._heard: list[StepStats] = []
+        self._num_ended = self.num_updates = 0
         self._told_s = self._wait_s = 0.0
-        self._spent_s = 0.0
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
-        self._state = "running"
 
     # ------------------------------------------------------------- listening
 
     def on_step(self, plan: Plan, outcome: Outcome, stats: StepStats) -> None:
         """Take in a step; raises RunStopped once the button was pressed."""
-        point = Point(
-            stats.end_s, max(0.0, stats.end_s - max(stats.now_s, self._last_end_s)), stats.kv_blocks_used, stats.kv_blocks_evictable,
-            stats.kv_blocks_free, stats.watermark_blocks, stats.num_running_reqs, stats.num_waiting_reqs, stats.num_swapped_reqs,
-            stats.num_output_tokens, stats.num_prompt_tokens_computed,
-        )  # fmt: skip
-        self._last_end_s = stats.end_s
-        with self._lock:
-            self._take(point, stats)
-        now = time.perf_counter()
-        if now - self._told_s > self._wait_s:
-            self._tell(now)
-        if self.stop:
-            self._tell(now, "stopped")
-            raise RunStopped("The run was stopped with the button. What it had recorded is in its folder (kvlab.load_runs).")
-
-    def _take(self, point: Point, stats: StepStats) -> None:
-        if self._num_steps % self._every == 0:
-            self._points.append(point)
-        else:
-            self._points[-1] += point
-        self._num_steps += 1
-        self._num_preemptions += stats.num_preemptions
-        if len(self._points) == MOST_POINTS and self._num_steps % self._every == 0:  # all stretches are whole, and even in number
-            self._points = [a + b for a, b in zip(self._points[::2], self._points[1::2], strict=True)]
-            self._every *= 2
+        self._heard.append(stats)
+        if time.perf_counter() - self._told_s > self._wait_s:
+            self._tell()
+            if self.stop:
+                self._tell("stopped")
+                raise RunStopped("The run was stopped with the button. What it had recorded is in its folder (kvlab.load_runs).")
 
     def on_request(self, record: RequestRecord) -> None:
         """Count it."""
@@ -133,43 +148,42 @@ class LiveView(anywidget.AnyWidget):
 
     # ------------------------------------------------------------- telling
 
-    def _tell(self, now: float, state: str = "running") -> None:
+    def _tell(self, state: str = "running") -> None:
         """Send what there is to the front end, and choose when to do so next."""
+        start = time.perf_counter()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        with self._lock:
-            points = list(self._points)
-        last = points[-1]
-        recent = points[-max(1, len(points) // 20) :]
-        seconds = sum(p.step_s for p in recent)
-        total = last.used + last.evictable + last.free
+        with self._lock:  # the timer has a thread of its own
+            heard, self._heard = self._heard, []
+            self._series.extend(heard)
+            points = self._series.points()
         with self.hold_sync():
-            self.data = np.array(points, dtype="<f4").T.tobytes()
-            self.status = {
-                "state": state, "step": self._num_steps, "num_points": len(points), "end_s": last.end_s, "running": last.running,
-                "waiting": last.waiting, "swapped": last.swapped, "ended": self._num_ended, "preemptions": self._num_preemptions,
-                "usage": last.used / total if total else 0.0, "total": total,
-                "tokens_per_s": sum(p.output_tokens for p in recent) / seconds if seconds > 0 else 0.0,
-            }  # fmt: skip
-        self._num_updates += 1
+            self.data = np.ascontiguousarray(points.T).astype("<f4").tobytes()
+            self.status = self._numbers(points, state)
+        self.num_updates += 1
         self._told_s = time.perf_counter()
-        self._spent_s += self._told_s - now
-        self._wait_s = max(UPDATE_S, (self._told_s - now) / LARGEST_SHARE)
+        self._wait_s = max(UPDATE_S, (self._told_s - start) / LARGEST_SHARE)
         if state == "running":
-            self._timer = threading.Timer(self._wait_s + REST_S, self._rest)
+            self._timer = threading.Timer(self._wait_s + REST_S, self._tell, ["no step at the moment"])
             self._timer.daemon = True
             self._timer.start()
 
-    def _rest(self) -> None:
-        """No step came for a while: show the last ones."""
-        self._timer = None
-        self._tell(time.perf_counter(), "no step at the moment")
+    def _numbers(self, points: Floats, state: str) -> dict[str, Any]:
+        """What the widget shows as numbers; rates are of the last twentieth of the points."""
+        last, recent = points[-1], points[-max(1, len(points) // 20) :]
+        seconds, total = float(recent[:, _STEP].sum()), float(last[[_USED, _EVICTABLE, _FREE]].sum())
+        return {
+            "state": state, "step": self._series.num_steps, "num_points": len(points), "end_s": float(last[_END]),
+            "running": int(last[_RUNNING]), "waiting": int(last[_WAITING]), "swapped": int(last[_SWAPPED]), "ended": self._num_ended,
+            "preemptions": self._series.num_preemptions, "usage": float(last[_USED]) / total if total else 0.0, "total": int(total),
+            "tokens_per_s": float(recent[:, _OUTPUT].sum()) / seconds if seconds > 0 else 0.0,
+        }  # fmt: skip
 
     def end(self, state: str = "finished") -> None:
         """Show everything that was heard; `state` is what the widget says."""
-        if self._points:
-            self._tell(time.perf_counter(), state)
+        if self._heard or self._series.num_steps:
+            self._tell(state)
         else:
             self.status = {"state": state}
 
@@ -205,12 +219,14 @@ class LiveView(anywidget.AnyWidget):
     def figure(self) -> go.Figure:
         """A static figure of what was heard so far: the pool's blocks over time."""
         fig = figure("KV cache, live", 340)
-        if not self._points:
+        with self._lock:
+            heard, self._heard = self._heard, []
+            self._series.extend(heard)
+            points = self._series.points()
+        if not len(points):
             return nothing(fig, "no step was heard")
-        time_s = [p.end_s for p in self._points]
-        for name, color, values in (("used", BLUE, [p.used for p in self._points]), ("cached (evictable)", SKY, [p.evictable for p in self._points]),
-                                    ("free", LIGHT, [p.free for p in self._points])):  # fmt: skip
-            fig.add_scatter(x=time_s, y=values, name=name, stackgroup="blocks", mode="lines", fillcolor=color,
+        for name, color, column in (("used", BLUE, _USED), ("cached (evictable)", SKY, _EVICTABLE), ("free", LIGHT, _FREE)):
+            fig.add_scatter(x=points[:, _END], y=points[:, column], name=name, stackgroup="blocks", mode="lines", fillcolor=color,
                             line={"width": 0.5, "color": color, "shape": "hv"}, hovertemplate="%{y:,} blocks")  # fmt: skip
         fig.update_xaxes(title_text="time (s, engine's clock)")
         return fig.update_yaxes(title_text="KV blocks", rangemode="tozero")
@@ -243,6 +259,6 @@ def live(engine: Engine | None = None) -> LiveView:
     if engine is None:
         return view
     if not isinstance(engine, Engine):
-        raise UserError(f"live() listens to a kvlab.engine Engine, not to {type(engine).__name__}. For a configuration: live().run(config).")
+        raise UserError(f"live() listens to an Engine, not to {type(engine).__name__}. For a configuration: live().run(config).")
     engine.listeners = (*engine.listeners, view)
     return view

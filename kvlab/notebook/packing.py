@@ -37,4 +37,5 @@ def pack(arrays: Arrays) -> tuple[bytes, dict[str, list[Any]]]:
 def unpack(data: bytes, layout: dict[str, list[Any]]) -> Arrays:
     """What `pack` packed."""
     raw = zlib.decompress(data)
-    return {name: np.frombuffer(raw, dtype=np.dtype(kind).newbyteorder("<"), count=num, offset=at) for name, (kind, at, num) in layout.items()}
+    kinds = {name: np.dtype(kind).newbyteorder("<") for name, (kind, _, _) in layout.items()}
+    return {name: np.frombuffer(raw, dtype=kinds[name], count=num, offset=at) for name, (_, at, num) in layout.items()}

@@ -1,4 +1,4 @@
-"""`timeline(run)`: a bar a request through queue, prefill chunks, decode, preempted, swapped; linked with the other widgets of the run by step."""
+"""`timeline(run)`: a bar a request: queue, prefill chunks, decode, preempted, swapped; linked by step with the run's other widgets."""
 
 from __future__ import annotations
 

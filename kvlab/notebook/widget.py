@@ -1,4 +1,4 @@
-"""What kvlab's step widgets have in common: a module and a style from `static/`, a step shared by all widgets of a run, messages in words."""
+"""What kvlab's step widgets have in common: module and style from `static/`, a step shared by all widgets of a run, messages in words."""
 
 from __future__ import annotations
 
@@ -127,4 +127,5 @@ def frame_of(run: Run, table: str) -> tuple[pd.DataFrame, str]:
     try:
         return getattr(run, table)(), ""
     except Exception as error:  # a damaged file must not end a kernel's cell
-        return empty_frame(table), f"{table} of this run can't be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return empty_frame(table), f"{table} of this run can't be read: {why}"
