@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: JupyterLab's, or 2 for a user's error."""
     parser = argparse.ArgumentParser(prog="python -m kvlab.lab", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog="Everything else is handed to JupyterLab: python -m kvlab.lab 02 --no-browser --port=9000")  # fmt: skip
+                                     epilog="Everything else goes to JupyterLab: python -m kvlab.lab 02 --no-browser --port=9000")
     parser.add_argument("notebook", nargs="?", default="01", help="the notebook to open, or how its name begins (default: 01)")
     parser.add_argument("--copy-to", metavar="FOLDER", help="copy the notebooks there and open them there")
     parser.add_argument("--list", action="store_true", help="list the notebooks and end")

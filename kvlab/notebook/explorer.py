@@ -21,6 +21,7 @@ import plotly.graph_objects as go
 from kvlab.notebook.explorer_controls import REAL_WORKLOADS, SIMULATED_WORKLOADS, Controls, Setting
 from kvlab.notebook.explorer_plot import MAX_PINS, NOTHING, STEP_COLUMNS, Curves, Drawing, curves, curves_of, empty_figure
 from kvlab.notebook.parts import STYLE, CopyButton, Message, in_words, runs_table
+from kvlab.notebook.quick_start import import_nbformat
 from kvlab.notebook.worker import NewestWins, Stopped, StopSignal
 from kvlab.results import Run, Runs
 from kvlab.running import run as run_config
@@ -59,6 +60,7 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
 
     def __init__(self, controls: Controls) -> None:
         self.controls = controls
+        import_nbformat()
         self.fig = go.FigureWidget(empty_figure())
         self.run: Run | None = None
         self.setting = controls.setting()
@@ -71,7 +73,8 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self._num_runs = 0
         self._worker = NewestWins(self._fail)
         self._make_parts()
-        super().__init__([self._top(), self.message, w.HBox([self._side(), self._main()])], layout={"width": "100%"})
+        parts = [self._controls(), self._buttons(), self.message, self.fig, self.table, self.frame_view, self.command]
+        super().__init__(parts, layout={"width": "100%"})
         for control in controls.all.values():
             control.observe(self._changed, "value")
         self._changed(None, wait=True)
@@ -80,9 +83,9 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
 
     def _make_parts(self) -> None:
         self.message = Message()
-        self.table = w.HTML(layout={"margin": "0 0 0 64px"})
-        self.frame_view = w.HTML(layout={"display": "none", "max_height": "320px", "overflow": "auto", "margin": "8px 0 0 64px"})
-        self.command = w.HTML()
+        self.table = w.HTML(layout={"margin": "0 0 0 56px", "overflow": "auto"})
+        self.frame_view = w.HTML(layout={"display": "none", "max_height": "320px", "overflow": "auto", "margin": "8px 0 0 56px"})
+        self.command = w.HTML(layout={"margin": "8px 0 0 0"})
         self.progress = w.HTML()
         self.copy_command = CopyButton(label="copy as command")
         self.copy_python = CopyButton(label="copy as Python")
@@ -94,22 +97,23 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self.save_button = _button("save figure", self._save_clicked, "as HTML, and as SVG where kaleido works", "download")
         self.stop_button.disabled = True
 
-    def _top(self) -> w.Widget:
+    def _buttons(self) -> w.Widget:
         buttons = [self.pin_button, self.unpin_button, self.copy_command, self.copy_python, self.frame_button, self.save_button]
         for button in buttons:
-            button.layout = {"width": "140px"}
-        return w.HBox(buttons, layout={"flex_flow": "row wrap"})
+            button.layout = {"width": "132px", "margin": "2px"}
+        return w.HBox(buttons, layout={"flex_flow": "row wrap", "margin": "4px 0 0 0"})
 
-    def _side(self) -> w.Widget:
+    def _controls(self) -> w.Widget:
+        """Three columns above the figure, which has the page's whole width."""
         controls = self.controls
         self._real_box = w.VBox([w.HBox([self.start_button, self.stop_button]), self.progress])
-        policies = [_row(name, getattr(controls, name)) for name in ("eviction", "scheduling", "preemption", "mode")]
-        numbers = [_row(name, getattr(controls, name)) for name in ("block_size", "num_blocks", "equal_memory", "watermark")]
-        rows = [_row("runner", controls.runner), self._real_box, _row("workload", controls.workload), *numbers, *policies, self.command]
-        return w.VBox(rows, layout={"width": "290px", "min_width": "290px", "padding": "12px 8px 0 0"})
-
-    def _main(self) -> w.Widget:
-        return w.VBox([self.fig, self.table, self.frame_view], layout={"flex": "1 1 auto", "min_width": "0", "overflow": "hidden"})
+        columns = (
+            [_row("runner", controls.runner), _row("workload", controls.workload), self._real_box],
+            [_row(name, getattr(controls, name)) for name in ("block_size", "num_blocks", "equal_memory", "watermark")],
+            [_row(name, getattr(controls, name)) for name in ("eviction", "scheduling", "preemption", "mode")],
+        )
+        boxes = [w.VBox(rows, layout={"width": "272px", "margin": "0 16px 0 0"}) for rows in columns]
+        return w.HBox(boxes, layout={"flex_flow": "row wrap"})
 
     # ------------------------------------------------------------------ runs
 
@@ -176,7 +180,7 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self.progress.value = f'{STYLE}<p class="kvlab-code">{_escaped(text)}</p>'
 
     def _show_live(self, setting: Setting, data: Curves, told: str) -> None:
-        with self._lock, self.fig.batch_update():
+        with self._lock:
             self._drawing.show(data, setting.label)
         self._tell(told)
 
@@ -187,8 +191,7 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
             note = f"{refused} of {of} requests were refused, because they can never fit. {_first_detail(run)}"
         with self._lock:
             self.setting, self.run, self._data = setting, run, data
-            with self.fig.batch_update():
-                self._drawing.show(data, setting.label)
+            self._drawing.show(data, setting.label)
             self.message.say(" ".join([note, *run.notes]).strip())
             self._tables()
             self.num_drawn += 1
@@ -235,17 +238,14 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
                 self.message.say("This run is pinned already.")
                 return
             self.pins = [*self.pins, (self.setting.label, self.run)][-MAX_PINS:]
-            with self.fig.batch_update():
-                for place, (label, run) in enumerate(self.pins):
-                    self._drawing.pin(place, curves(run.steps(), run.requests()), label)
+            self._drawing.pin([(label, curves(run.steps(), run.requests())) for label, run in self.pins])
             self._tables()
 
     def clear_pins(self) -> None:
         """Forget the pinned runs."""
         with self._lock:
             self.pins = []
-            with self.fig.batch_update():
-                self._drawing.unpin()
+            self._drawing.pin([])
             self._tables()
 
     def toggle_frame(self) -> None:

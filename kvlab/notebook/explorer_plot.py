@@ -126,39 +126,40 @@ def _add_lines(fig: go.Figure, name: str, color: str, width: float, first: bool)
 
 
 class Drawing:
-    """A figure made by `empty_figure`, filled in place: call inside `with fig.batch_update()` for one message a change."""
+    """A figure made by `empty_figure`, filled in place with one message a change."""
 
     def __init__(self, fig: Any) -> None:
         self.fig = fig
-        traces = fig.data
-        self._pool, self._lines = traces[:3], traces[3:6]
-        self._pins = [traces[6 + 4 * i : 10 + 4 * i] for i in range(MAX_PINS)]
 
     def show(self, data: Curves, label: str) -> None:
         """The run of the moment."""
-        for trace, y in zip(self._pool, (data.used, data.cached, data.limit), strict=True):
-            trace.x, trace.y = data.time, y
-        self._fill(self._lines, data, label)
+        names = [trace.name for trace in self.fig.data[:3]]
+        pool = [{"x": data.time, "y": y, "name": name} for y, name in zip((data.used, data.cached, data.limit), names, strict=True)]
+        redraw(self.fig, dict(enumerate([*pool, *_lines(data, label)])))
 
-    def pin(self, place: int, data: Curves, label: str) -> None:
-        """A run that stays."""
-        used, *lines = self._pins[place]
-        used.x, used.y, used.name, used.visible = data.time, data.used, label, True
-        self._fill(tuple(lines), data, label)
-        for trace in lines:
-            trace.visible = True
+    def pin(self, runs: Sequence[tuple[str, Curves]]) -> None:
+        """The runs that stay, and no others: (label, curves), at most MAX_PINS."""
+        nothing = [("", NOTHING)] * (MAX_PINS - len(runs))
+        edits = []
+        for label, data in [*runs, *nothing]:
+            used = {"x": data.time, "y": data.used, "name": label}
+            edits += [{**edit, "visible": bool(label)} for edit in (used, *_lines(data, label))]
+        redraw(self.fig, dict(enumerate(edits, start=6)))
 
-    def unpin(self) -> None:
-        """None stays."""
-        for traces in self._pins:
-            for trace in traces:
-                trace.visible = False
 
-    @staticmethod
-    def _fill(lines: tuple[Any, ...], data: Curves, label: str) -> None:
-        rate, ttft, itl = lines
-        rate.x, rate.y = data.edges, data.rate
-        for trace, x in ((ttft, data.ttft), (itl, data.itl)):
-            trace.x, trace.y = x, SHARES[: len(x)]
-        for trace in lines:
-            trace.name = label
+def _lines(data: Curves, label: str) -> list[dict[str, Any]]:
+    """Rate, TTFT and ITL of a run."""
+    shares = [{"x": x, "y": SHARES[: len(x)], "name": label} for x in (data.ttft, data.itl)]
+    return [{"x": data.edges, "y": data.rate, "name": label}, *shares]
+
+
+def redraw(fig: Any, edits: dict[int, dict[str, Any]], layout: dict[str, Any] | None = None) -> None:
+    """Change traces (place -> properties) and layout in one message.
+
+    Every trace is told the same properties: in plotly 7's `batch_update` a property that only some of the traces change is lost in the
+    page for the others.
+    """
+    names = list(next(iter(edits.values())))
+    if any(list(edit) != names for edit in edits.values()):
+        raise ValueError(f"every trace needs a value for each of {names}")
+    fig.plotly_update({name: [edit[name] for edit in edits.values()] for name in names}, layout or {}, list(edits))

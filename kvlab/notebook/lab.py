@@ -18,10 +18,12 @@ import plotly.graph_objects as go
 import traitlets
 
 from kvlab.analysis.template import BLACK, COLORWAY, TEMPLATE, VERMILLION
+from kvlab.notebook.explorer_plot import redraw
 from kvlab.notebook.lab_cell import Cell, CellError, fault, run_cell, user_namespace
 from kvlab.notebook.lab_race import BOUND, Arena, Entrant, Finish, arenas, conversations, results_frame
 from kvlab.notebook.lab_templates import RIVALS, TEMPLATES
 from kvlab.notebook.parts import COMPARED, STATIC, Message, in_words, number, runs_table, table_html
+from kvlab.notebook.quick_start import import_nbformat
 from kvlab.policies.registry import list_policies
 from kvlab.testing import check_policy
 from kvlab.types import UserError, unknown_name
@@ -103,6 +105,7 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self.message = Message()
         self.printed = w.HTML(layout={"display": "none"})
         self.table = w.HTML(layout={"margin": "0 0 0 64px", "overflow": "auto"})
+        import_nbformat()
         self.fig = go.FigureWidget(_empty_figure())
         self.fig.layout.title.text = "No race yet"
 
@@ -220,17 +223,15 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         return fig
 
     def _draw(self, arena: Arena) -> None:
-        with self.fig.batch_update():
-            self.fig.layout.title.text = arena.title
-            self.fig.layout.xaxis.title.text, self.fig.layout.yaxis.title.text = arena.x_title, arena.y_title
-            is_replay = self._finishes[0].run is None
-            for trace in self.fig.data:
-                trace.visible = False
-            places = iter(range(1, MAX_RIVALS + 1))
-            for place, finish in enumerate(self._finishes):
-                trace = self.fig.data[0 if place == 0 else MAX_RIVALS + 1 if finish.name == BOUND else next(places)]
-                trace.x, trace.y, trace.name, trace.visible = finish.x, finish.y, finish.name, True
-                trace.mode = "lines+markers" if is_replay else "lines"
+        mode = "lines+markers" if self._finishes[0].run is None else "lines"
+        hidden = {"x": [], "y": [], "name": "", "visible": False, "mode": mode}
+        edits = dict.fromkeys(range(MAX_RIVALS + 2), hidden)
+        places = iter(range(1, MAX_RIVALS + 1))
+        for rank, finish in enumerate(self._finishes):
+            place = 0 if rank == 0 else MAX_RIVALS + 1 if finish.name == BOUND else next(places)
+            edits[place] = {"x": finish.x, "y": finish.y, "name": finish.name, "visible": True, "mode": mode}
+        titles = {"title.text": arena.title, "xaxis.title.text": arena.x_title, "yaxis.title.text": arena.y_title}
+        redraw(self.fig, edits, titles)
         runs = [finish.run for finish in self._finishes if finish.run is not None]
         self.table.value = runs_table(runs, [run.name for run in runs], COMPARED) if runs else _replay_table(self._finishes)
 

@@ -1,0 +1,84 @@
+"""A notebook in JupyterLab as a test handles it: open, run, look at plots and cells."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+# The panel appears before its notebook is loaded: a Run All in between runs nothing.
+_READY = """async () => {
+  const app = window.jupyterapp;
+  await app.restored;
+  const panel = app.shell.currentWidget;
+  await panel.context.ready;
+  await panel.revealed;
+  await panel.sessionContext.ready;
+  const kernel = panel.sessionContext.session.kernel;
+  await kernel.info;
+  return panel.content.model.cells.length;
+}"""
+
+_RUN_CELL = """async ([first, last]) => {
+  const app = window.jupyterapp;
+  const notebook = app.shell.currentWidget.content;
+  notebook.activeCellIndex = first;
+  for (let i = first; i <= last; i++) { notebook.activeCellIndex = i; await app.commands.execute('notebook:run-cell'); }
+}"""
+
+
+class NotebookPage:
+    """Args: page: playwright's. url: JupyterLab's. name: the notebook's file."""
+
+    def __init__(self, page: Any, url: str, name: str) -> None:
+        self.page = page
+        page.goto(f"{url}/lab/tree/{name}?reset")
+        page.wait_for_selector(".jp-NotebookPanel")
+        self.num_cells = page.evaluate(_READY)
+
+    def run_all(self, timeout_s: float = 180) -> None:
+        """Run all cells and wait until the kernel is idle and none waits any more. Tried twice: an early one may run nothing."""
+        for _ in range(2):
+            self.page.evaluate("() => { window.jupyterapp.commands.execute('runmenu:run-all'); }")
+            self.page.wait_for_timeout(300)
+            self.idle(timeout_s)
+            if self.page.locator(".jp-CodeCell .jp-OutputArea-output").count():
+                return
+        raise AssertionError("the notebook ran nothing")
+
+    def run_cells(self, first: int, last: int) -> None:
+        """Run cells by place and wait for each."""
+        self.page.evaluate(_RUN_CELL, [first, last])
+
+    def idle(self, timeout_s: float = 180) -> None:
+        """Until nothing runs or waits."""
+        self.page.wait_for_function(
+            """() => {
+              const panel = window.jupyterapp.shell.currentWidget;
+              const busy = [...document.querySelectorAll('.jp-InputPrompt')].some((p) => p.textContent.includes('[*]'));
+              return panel.sessionContext.session.kernel.status === 'idle' && !busy;
+            }""",
+            timeout=timeout_s * 1000,
+        )  # fmt: skip
+
+    def tracebacks(self) -> list[str]:
+        """What cells raised."""
+        return [element.inner_text() for element in self.page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all()
+                if "Traceback" in element.inner_text()]  # fmt: skip
+
+    def plot_data(self, place: int = 0) -> list[dict[str, Any]]:
+        """name, visible, and the numbers of each trace of the plot at `place`."""
+        return self.page.evaluate(
+            """(place) => document.querySelectorAll('.js-plotly-plot')[place].data.map((t) => ({
+                 name: t.name, visible: t.visible ?? true, x: t.x ? [...t.x] : [], y: t.y ? [...t.y] : []}))""",
+            place,
+        )  # fmt: skip
+
+    def await_change(self, before: Any, place: int = 0, timeout_s: float = 20) -> list[dict[str, Any]]:
+        """The plot's data once they differ from `before`."""
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            now = self.plot_data(place)
+            if now != before:
+                return now
+            self.page.wait_for_timeout(30)
+        raise AssertionError(f"the plot did not change within {timeout_s} s")
