@@ -124,9 +124,9 @@ def same_as_committed(name: str, only: Mapping[str, Any]) -> None:
         ("layouts", {"layout": "contiguous_oracle", "seed": 1}),
         ("prefill_budget", {"cost_model": "h100", "batching.chunk_size": 512, "seed": 1}),
         ("fairness", {"scheduling": "vtc"}),
-        ("length_prediction", {"scheduling.tau": 0.6, "seed": 1}),
+        ("length_prediction", {"scheduling.tau": 0.6, "workload.arrivals.rate": 14.0, "seed": 1}),
         ("static_batching", {"batching": "static", "workload.output_len.cv": 1.0, "seed": 1}),
-        ("prefix_caching", {"eviction": "lfu", "num_blocks": 2500, "seed": 1}),
+        ("prefix_caching", {"eviction": "lfu", "num_blocks": 2000, "seed": 1}),
     ],
 )
 def test_a_simulated_point_made_again_is_the_committed_one_bit_for_bit(name: str, point: dict[str, Any]) -> None:

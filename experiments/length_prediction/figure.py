@@ -9,46 +9,55 @@ import pandas as pd
 from kvlab.figures import FigureSpec
 
 PANELS = {"mean_e2el_ms": "mean latency (s)", "median_e2el_ms": "median latency (s)", "p99_e2el_ms": "P99 latency (s)"}
+RATES = {7.0: "the device keeps up", 14.0: "more than it can serve"}
 
 
-def medians(results: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """By tau, and by scheduling for the two bounds: median and range over the seeds (s)."""
-    rows = results.assign(**{name: results[name] / 1e3 for name in PANELS})
+def medians(results: pd.DataFrame, rate: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """At a rate: by tau, and by scheduling for the two bounds: median and range over the seeds (s)."""
+    rows = results[results["workload.arrivals.rate"] == rate]
+    rows = rows.assign(**{name: rows[name] / 1e3 for name in PANELS})
     statistics = ["median", "min", "max"]
     bounds = rows[rows["scheduling"].notna()].groupby("scheduling")[list(PANELS)].agg(statistics)
     return rows[rows["scheduling"].isna()].groupby("scheduling.tau")[list(PANELS)].agg(statistics), bounds
 
 
 def draw(results: pd.DataFrame) -> Any:
-    """Three panels; the bounds are level lines."""
+    """A row of panels each rate; the bounds are level lines."""
     from kvlab.figures.style import PAGE_CM, axes, legend_above, line
 
-    found, bounds = medians(results)
-    fig, panels = axes(PAGE_CM, 6.2, 1, 3)
-    for panel, (name, label) in zip(panels, PANELS.items(), strict=True):
+    fig, panels = axes(PAGE_CM, 10.0, len(RATES), len(PANELS), sharex=True)
+    places = ((rate, text, name, label) for rate, text in RATES.items() for name, label in PANELS.items())
+    for panel, (rate, text, name, label) in zip(panels, places, strict=True):
+        found, bounds = medians(results, rate)
         part = found[name]
         spread = [part["median"] - part["min"], part["max"] - part["median"]]
         panel.errorbar(part.index, part["median"], yerr=spread, **line(0), label="shortest predicted remaining first")
         panel.axhline(bounds.loc["fcfs"][name]["median"], **line(1, marker=""), label="first come first served")
         panel.axhline(bounds.loc["srpt_oracle"][name]["median"], **line(2, marker=""), label="shortest remaining first (truth)")
-        panel.set_xlabel("predictor's Kendall tau")
         panel.set_ylabel(label)
         panel.set_ylim(bottom=0)
+        if name == next(iter(PANELS)):
+            panel.set_title(f"{rate:g} requests/s: {text}")
+    for panel in panels[-len(PANELS) :]:
+        panel.set_xlabel("predictor's Kendall tau")
     legend_above(fig, 3, panels[0].get_legend_handles_labels()[0])
     return fig
 
 
 def table(results: pd.DataFrame) -> pd.DataFrame:
     """Latencies (s), and the mean relative to first come first served."""
-    found, bounds = medians(results)
-    base = bounds.loc["fcfs"][("mean_e2el_ms", "median")]
-    named = [("fcfs", bounds.loc["fcfs"]), *((f"srpt_predicted, tau {tau:g}", row) for tau, row in found.iterrows()),
-             ("srpt_oracle", bounds.loc["srpt_oracle"])]  # fmt: skip
-    return pd.DataFrame([
-        {"scheduling": name, **{label: round(row[(key, "median")], 1) for key, label in PANELS.items()},
-         "mean / fcfs": round(row[("mean_e2el_ms", "median")] / base, 2)}
-        for name, row in named
-    ])  # fmt: skip
+    rows = []
+    for rate in RATES:
+        found, bounds = medians(results, rate)
+        base = bounds.loc["fcfs"][("mean_e2el_ms", "median")]
+        named = [("fcfs", bounds.loc["fcfs"]), *((f"srpt_predicted, tau {tau:g}", row) for tau, row in found.iterrows()),
+                 ("srpt_oracle", bounds.loc["srpt_oracle"])]  # fmt: skip
+        rows += [
+            {"requests/s": f"{rate:g}", "scheduling": name, **{label: round(row[(key, "median")], 1) for key, label in PANELS.items()},
+             "mean / fcfs": round(row[("mean_e2el_ms", "median")] / base, 2)}
+            for name, row in named
+        ]  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 FIGURE = FigureSpec(
