@@ -14,6 +14,7 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir, initialize_config_module
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
@@ -35,6 +36,7 @@ def _hydra(config_dir: str | Path | None = None) -> Iterator[ConfigLoader]:
     try:
         if config_dir is None:
             with initialize_config_module(CONFIG_MODULE, job_name="run", version_base=None):
+                _own_launchers()
                 yield GlobalHydra.instance().config_loader()
         else:
             with initialize_config_dir(str(Path(config_dir).resolve()), job_name="run", version_base=None):
@@ -42,6 +44,13 @@ def _hydra(config_dir: str | Path | None = None) -> Iterator[ConfigLoader]:
     finally:
         GlobalHydra.instance().clear()
         GlobalHydra.instance().hydra = backup
+
+
+def _own_launchers() -> None:
+    """Where Hydra's launcher plugins are installed too, `hydra/launcher=joblib` still means conf/hydra/launcher/joblib.yaml."""
+    plugins = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
+    for name in ("joblib", "ray", "submitit_slurm", "submitit_local"):
+        plugins.pop(f"{name}.yaml", None)
 
 
 def _refuse_sweeps(parsed: Sequence[Override]) -> None:

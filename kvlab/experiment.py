@@ -29,9 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvlab.composition import as_user_error, check_overrides
 from kvlab.results import Run, Runs, load_runs
-from kvlab.sweep_attempt import FAILED as ATTEMPT_FAILED
-from kvlab.sweep_attempt import NO_SPACE, attempt
-from kvlab.sweep_command import SweepCommand, job_point, split_settings, sweep_command
+from kvlab.sweep_command import SweepCommand, split_settings, sweep_command
 from kvlab.trace.store import disk_error
 from kvlab.types import UserError
 from kvlab.types.piping import exit_code
@@ -64,11 +62,6 @@ def _job(config: DictConfig) -> None:
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     single = settings.mode != RunMode.MULTIRUN
-    if not single and (point := job_point(config, Path(settings.sweep.dir))) is not None:
-        done_with = attempt(Path(settings.sweep.dir), point)
-        if done_with.state in (ATTEMPT_FAILED, NO_SPACE):
-            _say(f"kvlab: {point.label}: {done_with.error}")
-        return
     try:
         done = run(config, folder=folder, name=", ".join(settings.overrides.task))
     except UserError as error:
@@ -101,11 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command, arguments = _sweep_of(arguments)
         with _hydra_environment(arguments):
-            if command is None or command.launched:
+            if command is None:
                 _job()
-            if command is not None:
+            else:
                 _Process.sweep_dir = command.root
-                command.run_rest() if command.launched else command.run()
+                command.run()
         code = _Process.exit_code
     except (UserError, HydraException, OmegaConfBaseException) as error:
         _say(f"kvlab: {error if isinstance(error, UserError) else as_user_error(error)}")
@@ -156,8 +149,7 @@ def _sweep_of(arguments: list[str]) -> tuple[SweepCommand | None, list[str]]:
         if settings:
             arguments = [*overrides, *rest]
         return None, arguments
-    command = sweep_command([*overrides, *searched], settings)
-    return command, arguments if command is None else [*command.words, *rest]
+    return sweep_command([*overrides, *searched], settings), arguments
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Sweeps on the command line: what `-m` with `resume`, `on_error`, `repeats` and `jobs` asks for, and how it is run.
 
-With Hydra's own sweeper the points are known before anything runs. They are run here then (or in `jobs` processes), unless another
-launcher was chosen (`hydra/launcher=joblib`): Hydra starts the jobs in that case, and each finds its point in the sweep's folder.
+With Hydra's own sweeper the points are known before anything runs: they are run here then, in `jobs` processes, or by the launchers of
+conf/hydra/launcher. Other sweepers and launchers (Hydra's plugins) are left to Hydra, and have no such settings.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from kvlab.composition import compose_hydra, parse_overrides
-from kvlab.config import to_plain
-from kvlab.results import Run
+from kvlab.config import build, to_plain
 from kvlab.sweep_attempt import Attempt
-from kvlab.sweep_folder import SweepFolder, open_sweep
-from kvlab.sweep_loop import here, in_processes, run_points
-from kvlab.sweep_points import Point, Text, grid_points, make_point, seeds
+from kvlab.sweep_folder import open_sweep
+from kvlab.sweep_loop import Runner, here, in_processes, run_points
+from kvlab.sweep_points import Point, Text, grid_points
 from kvlab.sweeping import check_settings
 from kvlab.types import UserError
 
@@ -36,27 +35,16 @@ class SweepCommand:
     """A sweep that was asked for.
 
     Attributes:
-        root: its folder. points: with the numbers they have there. launched: Hydra starts the jobs. words: overrides for Hydra.
+        root: its folder. points: with the numbers they have there. runner: what runs them.
     """
 
     root: Path
     points: list[Point]
-    launched: bool
-    jobs: int
-    words: list[str]
+    runner: Runner
 
     def run(self) -> list[Attempt]:
         """Run all points that are not finished. UserError: the disk is full."""
-        return run_points(self.root, self.points, in_processes(self.jobs) if self.jobs > 1 else partial(here, progress=True))
-
-    def run_rest(self) -> list[Attempt]:
-        """After Hydra's jobs: wait for, or take over, what other processes had."""
-        sweep = SweepFolder(self.root)
-        if sweep.stopped() is not None:
-            return []
-        ended = ("finished", "failed", "interrupted")
-        rest = [p for p in self.points if not sweep.folder(p.number).is_dir() or Run.load(sweep.folder(p.number)).state not in ended]
-        return run_points(self.root, rest, here) if rest else []
+        return run_points(self.root, self.points, self.runner)
 
 
 def split_settings(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -87,21 +75,29 @@ def sweep_command(words: Sequence[str], settings: Mapping[str, Any]) -> SweepCom
     hydra = compose_hydra([o.input_line or "" for o in parsed if o.key_or_group.startswith("hydra")])
     basic = str(hydra.sweeper._target_).startswith(BASIC) and hydra.sweeper.max_batch_size is None and not hydra.sweeper.params
     own_names = OmegaConf.to_container(hydra.sweep, resolve=False)["subdir"] != "${hydra.job.num}"  # type: ignore[index, call-overload]
-    if not basic or own_names or any(o.is_sweep_override() and not o.is_discrete_sweep() for o in parsed):
-        if settings:
-            raise UserError(f"{', '.join(settings)} can't be had with another sweeper than Hydra's basic one, or a hydra.sweep.subdir.")
+    target = str(hydra.launcher._target_)
+    ours = target.startswith("kvlab.")
+    if not basic or own_names or not (ours or target.startswith(BASIC)) or any(_is_range(o) for o in parsed):
+        if settings or ours:
+            what = ", ".join([*settings, *(["this launcher"] if ours else [])])
+            raise UserError(f"{what}: only with Hydra's basic sweeper, lists of values, and no hydra.sweep.subdir of one's own.")
         return None
-    launched = not str(hydra.launcher._target_).startswith(BASIC)
     jobs = int(settings.get("jobs", 1))
-    if launched and jobs > 1:
-        raise UserError("jobs and a launcher are two ways to run several at once: leave one out (hydra.launcher.n_jobs=N for joblib).")
+    if ours and jobs > 1:
+        raise UserError("jobs and a launcher are two ways to run several at once: leave one out.")
+    runner: Runner = partial(here, progress=True) if jobs == 1 else in_processes(jobs)
+    if ours:
+        runner = build(to_plain(hydra.launcher))
     grid, shared = _grid(parsed)
-    repeats = int(settings.get("repeats", 1))
-    added = [f"seed={','.join(map(str, values))}" for values in seeds(repeats, "seed" in grid, shared).values()]
     root = Path(str(hydra.sweep.dir)).absolute()
-    points = open_sweep(root, grid_points(grid, shared, repeats), settings.get("resume", False), settings.get("on_error") == "stop")
-    pinned = [f"hydra.sweep.dir='{root}'", "hydra.output_subdir=null"]
-    return SweepCommand(root, points, launched, jobs, [*words, *added, *pinned])
+    all_points = grid_points(grid, shared, int(settings.get("repeats", 1)))
+    points = open_sweep(root, all_points, settings.get("resume", False), settings.get("on_error") == "stop")
+    return SweepCommand(root, points, runner)
+
+
+def _is_range(item: Override) -> bool:
+    """A sweep that only another sweeper can read (an interval)."""
+    return bool(item.is_sweep_override() and not item.is_discrete_sweep())
 
 
 def _grid(parsed: Sequence[Override]) -> tuple[dict[str, list[Any]], list[str]]:
@@ -119,10 +115,3 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return Text(text)
-
-
-def job_point(config: DictConfig, root: Path) -> Point | None:
-    """The point of a job that Hydra started, found by its key; None where the folder's sweep has no such point."""
-    point = make_point(0, "", to_plain(config))
-    entry = SweepFolder(root).entry_of(point.key) if point.comparable else None
-    return None if entry is None else Point(int(entry["number"]), str(entry["label"]), point.config, {}, point.key)

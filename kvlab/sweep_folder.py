@@ -65,10 +65,6 @@ class SweepFolder:
             pass
         raise UserError(f"{path} is damaged, or of another version of kvlab. Choose another folder; the runs in this one stay readable.")
 
-    def entry_of(self, key: str) -> dict[str, Any] | None:
-        """The manifest's entry of the point with a key; None where the sweep has no such point, or no manifest."""
-        return next((dict(point) for point in (self.manifest() or {}).get("points", ()) if point["key"] == key), None)
-
     # ------------------------------------------------------------- who works on what
 
     @contextmanager
@@ -209,8 +205,8 @@ def open_sweep(root: Path, points: Sequence[Point], resume: bool | str = False, 
         differences = drift(known, points)
         if differences and resume != "accept":
             shown = "; ".join(differences[:NAMED]) + (f"; and {len(differences) - NAMED} more" if len(differences) > NAMED else "")
-            raise UserError(f"{root} was made otherwise: {shown}. Go on all the same with resume=accept (points whose own configuration "
-                            "changed are run anew), or choose another folder.")  # fmt: skip
+            raise UserError(f"{root} was made otherwise: {shown}. Go on all the same with resume=accept (points whose own "
+                            "configuration changed are run anew), or choose another folder.")  # fmt: skip
         numbered = _merge(sweep, known, points)
         sweep.go(stop_on_error)
         return numbered

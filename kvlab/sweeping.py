@@ -63,7 +63,9 @@ def sweep(
     check_settings(resume, on_error, jobs)
     runner = in_processes(jobs) if jobs > 1 else partial(here, progress=progress)
     if launcher is not None:
-        runner = launcher_of(launcher, jobs, dict(launcher_options or {}))
+        if jobs > 1:
+            raise UserError("jobs and a launcher are two ways to run several at once: leave one out.")
+        runner = launcher_of(launcher, dict(launcher_options or {}))
     elif launcher_options:
         raise UserError("launcher_options were given without a launcher: joblib, ray or slurm.")
     root = Path(folder) if folder is not None else Path("runs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-%f-sweep")

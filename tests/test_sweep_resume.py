@@ -166,7 +166,7 @@ def test_a_grid_may_grow(tmp_path: Path) -> None:
 def test_drift_is_named_and_can_be_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, grid = tmp_path / "s", {"num_blocks": [40, 41]}
     sweep(folder, grid)
-    with pytest.raises(UserError, match=r"made otherwise: watermark was 0.01, is 0.05; admission.fraction was 0.01, is 0.05|admission.fraction"):
+    with pytest.raises(UserError, match=r"made otherwise: admission.fraction was 0.01, is 0.05"):
         sweep(folder, grid, "watermark=0.05", resume=True)
     with pytest.raises(UserError, match="it holds another sweep, of num_blocks=40"):
         sweep(folder, {"block_size": [8]}, resume=True)
@@ -323,8 +323,8 @@ def test_a_killed_worker_costs_its_own_point_only(tmp_path: Path) -> None:
         """Ends its process when it is made ready for a run."""
 
         def __init__(self, deadly: bool = True) -> None:
-            super().__init__()
             self.deadly = deadly
+            super().__init__()
 
         def reset(self) -> None:
             super().reset()
@@ -337,7 +337,7 @@ def test_a_killed_worker_costs_its_own_point_only(tmp_path: Path) -> None:
     finally:
         del os.environ["KVLAB_TEST_PARENT"]
     assert [run.state for run in runs] == ["finished", "failed", "finished", "finished"]
-    assert str(runs[1].error).startswith("ProcessDied: Its process ended without a word (signal 9, SIGKILL). Often that is the system's out-of-")
+    assert "Its process ended without a word (signal 9, SIGKILL). Often that is the system's out-of-memory killer" in str(runs[1].error)
     assert len({run.status["pid"] for run in runs if run.state == "finished"} - {os.getpid()}) >= 2
 
 
