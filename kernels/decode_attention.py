@@ -179,12 +179,12 @@ def _check_outputs(
 
 
 def default_config(head_dim: int, heads_per_group: int, dtype: torch.dtype, capability: tuple[int, int]) -> LaunchConfig:
-    """Tiles of about 16 KiB of K in the type computed in: two or three of them and as many of V are on their way at a time, with two
-    programs on an SM. A GPU before sm_90 gets the same: it has less memory an SM, and less bandwidth to hide."""
+    """Tiles of about 16 KiB of K in the type computed in. Five stages are two tiles of K and two of V on their way, as each load waits
+    for a table look-up; three programs fit an SM of sm_90, two one of sm_80. float32: 16 rows, for the registers."""
     padded = max(16, next_power_of_2(head_dim))
-    rows = min(MAX_ROWS, max(16, next_power_of_2(heads_per_group)))
+    rows = 16 if dtype.itemsize > 2 else min(MAX_ROWS, max(16, next_power_of_2(heads_per_group)))
     tile = min(128, max(16, 16384 // (padded * dtype.itemsize)))
-    return LaunchConfig(tile=tile, num_warps=4, num_stages=4, rows=rows)
+    return LaunchConfig(tile=tile, num_warps=4, num_stages=5, rows=rows)
 
 
 def choose_num_splits(num_programs: int, max_len: int, tile: int, sms: int, programs_per_sm: int = 2) -> int:

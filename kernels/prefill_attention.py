@@ -88,14 +88,21 @@ def prefill_launch(
 def default_config(
     head_dim: int, heads_per_group: int, dtype: torch.dtype, capability: tuple[int, int], max_query_len: int
 ) -> LaunchConfig:
-    """128 rows and 64 slots for 16-bit types: two warp groups on sm_90 (wgmma takes 64 rows each), one 64 x 64 product of a tile in
-    registers beside the sums. Fewer rows where chunks are short, fewer slots where heads are wide, both for float32 (tf32 three times
-    needs room for each operand's parts)."""
+    """What compiles without spilling (`shipped_variants` are checked for that), as large as it may be.
+
+    16-bit types: 128 rows, on sm_90 two warp groups of 64 (what wgmma takes) with tiles of 64 slots; before it, and for heads of more than
+    128, fewer slots or rows, for the registers. Fewer rows where chunks are short. float32: 16 rows, since three tf32 products need each
+    operand in two parts. The pipeline has a stage more for the table look-up before each load.
+    """
     padded = max(16, next_power_of_2(head_dim))
-    wide = dtype.itemsize > 2
-    rows = min(64 if wide or padded > 128 else 128, max(16, next_power_of_2(max(1, max_query_len) * heads_per_group)))
-    tile = 32 if wide or padded > 128 else 64
-    return LaunchConfig(tile=tile, num_warps=8 if rows >= 128 else 4, num_stages=3, rows=rows)
+    if dtype.itemsize > 2:
+        return LaunchConfig(tile=32 if padded <= 128 else 16, num_warps=4, num_stages=3, rows=16)
+    most_rows = 128 if padded <= 128 else 64
+    rows = min(most_rows, max(16, next_power_of_2(max(1, max_query_len) * heads_per_group)))
+    hopper = capability >= (9, 0)
+    tile = 64 if padded <= 64 or (hopper and padded <= 128) else 32
+    num_warps = 8 if rows == 128 or (rows == 64 and padded > 128 and not hopper) else 4
+    return LaunchConfig(tile=tile, num_warps=num_warps, num_stages=3, rows=rows)
 
 
 def prefill_attention_work(

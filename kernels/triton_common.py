@@ -110,9 +110,9 @@ def dequantise(raw: Arg, dtype: tl.constexpr) -> Arg:
         # s eeee mmm -> s 0eeee mmm0000000 is the number / 256, as float16 has 8 more in its exponent's bias; subnormals included.
         wide = raw.to(tl.uint16)
         bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-        number = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        number = tl.where((wide & 0x7F) == 0x7F, float("nan"), number)
-        return cast(number, dtype)
+        bits = tl.where((wide & 0x7F) == 0x7F, 0x7E00, bits)  # NaN
+        number = bits.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
+        return cast(number.to(tl.float32), dtype)
     elif raw.dtype == tl.int8:
         return cast(raw.to(tl.float32), dtype)
     elif raw.dtype == dtype:
