@@ -38,7 +38,6 @@ class TierLog:
         block, kind, ref_count, request, content: [R]; `kind` is an index of KINDS, `request` of the log's names (0: nobody), `content` the
             first 32 bits of the block's key (0: none).
         fill_starts, fill_block, fill: [S + 1], [F], [F]: filled slots of a block after a step, where plans were recorded.
-        knows_references: False for a run recorded before sharing was an event: its counts rise unseen when sequences fork.
     """
 
     num_blocks: int
@@ -56,6 +55,10 @@ class TierLog:
     def num_steps(self) -> int:
         """S."""
         return len(self.starts) - 1
+
+    def set_fills(self, starts: npt.NDArray[np.int64], block: npt.NDArray[np.uint32], fill: npt.NDArray[np.uint16]) -> None:
+        """Filled slots are known."""
+        self.fill_starts, self.fill_block, self.fill = starts, block, fill
 
     def record_states(self) -> npt.NDArray[np.uint8]:
         """State of the block after each record, [R]."""
@@ -120,13 +123,10 @@ class BlockLog:
     notes: list[str] = field(default_factory=list)
 
 
-def tier_log(events: pd.DataFrame, num_blocks: int, num_steps: int, request: npt.NDArray[np.uint32],
-             fills: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint16]] | None = None) -> TierLog:  # fmt: skip
+def tier_log(events: pd.DataFrame, num_blocks: int, num_steps: int, request: npt.NDArray[np.uint32]) -> TierLog:
     """Columns of one tier from its rows of `run.blocks()`, in order. `request`: a number for each row's request."""
     step = np.minimum(events["step"].to_numpy(), num_steps - 1)
     codes = pd.Categorical(events["kind"], categories=list(KINDS)).codes
-    if fills is None:
-        fills = np.zeros(num_steps + 1, dtype=np.int64), np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.uint16)
     return TierLog(
         num_blocks=num_blocks,
         starts=np.searchsorted(step, np.arange(num_steps + 1), side="left").astype(np.int64),
@@ -135,9 +135,9 @@ def tier_log(events: pd.DataFrame, num_blocks: int, num_steps: int, request: npt
         ref_count=np.minimum(events["ref_count"].to_numpy(), 65535).astype(np.uint16),
         request=request,
         content=_first_bits(events["content"]),
-        fill_starts=fills[0],
-        fill_block=fills[1],
-        fill=fills[2],
+        fill_starts=np.zeros(num_steps + 1, dtype=np.int64),
+        fill_block=np.zeros(0, dtype=np.uint32),
+        fill=np.zeros(0, dtype=np.uint16),
     )
 
 
@@ -165,6 +165,8 @@ def block_log(events: pd.DataFrame, sizes: dict[str, int], num_steps: int, plans
         here = (known["tier"] == tier).to_numpy()
         rows = known[here]
         inside = ((rows["block_id"] >= 0) & (rows["block_id"] < num_blocks)).to_numpy()
-        fills = plans.fill_columns(num_steps, num_blocks) if plans is not None and tier == "gpu" else None
-        tiers[tier] = tier_log(rows[inside], num_blocks, num_steps, requests[here][inside], fills)
+        tiers[tier] = tier_log(rows[inside], num_blocks, num_steps, requests[here][inside])
+        if plans is not None and tier == "gpu":
+            taken = rows.loc[inside & (rows["kind"] == "allocate").to_numpy(), ["step", "block_id"]].to_numpy(dtype=np.int64)
+            tiers[tier].set_fills(*plans.fill_columns(taken, num_steps, num_blocks))
     return BlockLog(tiers, order, num_steps, notes)

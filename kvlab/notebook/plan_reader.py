@@ -18,6 +18,9 @@ from kvlab.trace.store import iter_rows
 from kvlab.types import UserError
 
 
+Ints = npt.NDArray[np.int64]
+
+
 @dataclass
 class PlanView:
     """Read from the table `plans`.
@@ -35,11 +38,16 @@ class PlanView:
     transfers: list[tuple[int, str, int, str, int]] = field(default_factory=list)
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
     note: str = ""
+    filled: dict[int, int] = field(default_factory=dict)
+    """Filled slots of each block after the step read last."""
 
-    def fill_columns(self, num_steps: int, num_blocks: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
-        """`fills` as columns: starts by step [S + 1], block, filled slots."""
-        rows = np.array(self.fills, dtype=np.int64).reshape(-1, 3)
+    def fill_columns(self, allocated: Ints, num_steps: int, num_blocks: int) -> tuple[Ints, npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
+        """`fills` as columns: starts by step [S + 1], block, filled slots. A block begins with none where it is `allocated`, rows of
+        (step, block)."""
+        empty = np.column_stack((allocated, np.zeros(len(allocated), dtype=np.int64)))
+        rows = np.concatenate((empty, np.array(self.fills, dtype=np.int64).reshape(-1, 3)))
         rows = rows[(rows[:, 0] < num_steps) & (rows[:, 1] < num_blocks)]
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]  # within a step: empty first, then what was written
         starts = np.searchsorted(rows[:, 0], np.arange(num_steps + 1), side="left").astype(np.int64)
         return starts, rows[:, 1].astype(np.uint32), np.minimum(rows[:, 2], 65535).astype(np.uint16)
 
@@ -78,13 +86,15 @@ def _read(view: PlanView, tables: dict[int, list[int]], decisions: list[Any], si
         if num_new > 1 and table:
             view.chunks.append((step, table[min(len(table), -(-end // size)) - 1], num_new))
     view.fills += ((step, block_id, num) for block_id, num in filled.items())
+    view.filled |= filled
 
 
 def _moved(view: PlanView, step: int, swap_out: list[Any], swap_in: list[Any], copies: list[Any], size: int) -> dict[int, int]:
-    """Note copies and transfers; filled slots of the blocks that come back."""
+    """Note copies and transfers; filled slots of the blocks copied to and of those that come back."""
     view.copies += ((step, source, destination) for source, destination in copies)
     view.transfers += ((step, *move[:4]) for move in (*swap_out, *swap_in))
-    return {destination: min(size, num_tokens) for _, _, tier, destination, num_tokens in swap_in if tier == "gpu"}
+    copied = {destination: view.filled.get(source, 0) for source, destination in copies}
+    return copied | {destination: min(size, num_tokens) for _, _, tier, destination, num_tokens in swap_in if tier == "gpu"}
 
 
 def sources(view: PlanView | None) -> Mapping[str, list[list[int]]]:

@@ -69,8 +69,8 @@ class StepWidget(anywidget.AnyWidget):
         super().__init__(channel=channel, **traits)
         if channel:
             self._cursor = _cursors.setdefault(channel, Cursor())
-            if 0 < self._cursor.step < self.num_steps:
-                self.step = self._cursor.step
+            if self.step:  # asked for; else the widget joins the others
+                self._cursor.step = self.step
             traitlets.link((self._cursor, "step"), (self, "step"))
 
     @property
