@@ -32,6 +32,7 @@ _LAZY = {
     "run": "kvlab.running",
     "sweep": "kvlab.sweeping",
     "compose": "kvlab.composition",
+    "explain": "kvlab.explaining",
     "Request": "kvlab.types",
     "SamplingParams": "kvlab.types",
     "UserError": "kvlab.types",
@@ -40,6 +41,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from kvlab.calibration import calibrate as calibrate
     from kvlab.composition import compose as compose
+    from kvlab.explaining import explain as explain
     from kvlab.llm import LLM as LLM
     from kvlab.llm import GenerationOutput as GenerationOutput
     from kvlab.results import Run as Run
@@ -52,8 +54,8 @@ if TYPE_CHECKING:
     from kvlab.types import UserError as UserError
 
 __all__ = [
-    "LLM", "GenerationOutput", "Request", "Run", "Runs", "SamplingParams", "UserError", "__version__", "calibrate", "compose", "load_runs",
-    "run", "sweep",
+    "LLM", "GenerationOutput", "Request", "Run", "Runs", "SamplingParams", "UserError", "__version__", "calibrate", "compose", "explain",
+    "load_runs", "run", "sweep",
 ]  # fmt: skip
 
 

@@ -32,7 +32,9 @@ TEMPLATE = go.layout.Template(
         "title": {"x": 0.01, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 14}, "font": {"size": 15}},
         "paper_bgcolor": "white", "plot_bgcolor": "white", "colorway": COLORWAY, "hovermode": "x unified",
         "xaxis": _AXIS, "yaxis": _AXIS, "margin": {"l": 70, "r": 20, "t": 72, "b": 52},
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        # The empty legend title keeps a line free for the figure's title where the legend takes several rows.
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal",
+                   "title": {"text": "&nbsp;", "side": "top", "font": {"size": 13}}},
     }
 )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -36,7 +38,7 @@ def miss_ratio_curve(frame: pd.DataFrame, rate: str = "block_hit_rate_any", titl
     """
     replays = _checked(frame, rate)
     trace, semantics = _only(replays, "trace"), _only(replays, "semantics")
-    fig = figure(title or f"Miss ratio over capacity: {trace}, semantics {semantics}", 420)
+    fig = figure(title or f"Miss ratio over capacity: {_stem(trace)}, semantics {semantics}", 420)
     if replays.empty:
         return nothing(fig, f"no replay has a {rate}")
     order = [p for p in dict.fromkeys(replays["policy"]) if p != OFFLINE] + ([OFFLINE] if (replays["policy"] == OFFLINE).any() else [])
@@ -50,7 +52,7 @@ def miss_ratio_curve(frame: pd.DataFrame, rate: str = "block_hit_rate_any", titl
             x=hits.index, y=1 - hits, name=_offline_name(rate, semantics) if policy == OFFLINE else str(policy),
             mode="lines" if len(hits) > 30 else "lines+markers", hovertemplate="%{y:.3f}", **style,
         )  # fmt: skip
-    fig.update_xaxes(title_text="capacity (blocks)", type="log", dtick=1, exponentformat="none", minor={"dtick": "D1", "ticks": "outside"})
+    fig.update_xaxes(title_text="capacity (blocks)", type="log", dtick=1, tickformat=",d", minor={"dtick": "D1", "ticks": "outside"})
     return fig.update_yaxes(title_text=f"miss ratio<br>({RATES[rate]})", rangemode="tozero")
 
 
@@ -63,7 +65,7 @@ def policy_by_capacity(frame: pd.DataFrame, rate: str = "block_hit_rate_any", ti
     """
     replays = _checked(frame, rate)
     trace, semantics = _only(replays, "trace"), _only(replays, "semantics")
-    heading = title or f"Hit rate (%): {trace}, semantics {semantics}"
+    heading = title or f"Hit rate (%): {_stem(trace)}, semantics {semantics}"
     if replays.empty:
         return nothing(figure(heading, 300), f"no replay has a {rate}")
     table = 100 * replays.pivot_table(index="policy", columns="capacity_blocks", values=rate, aggfunc="mean")
@@ -103,6 +105,11 @@ def _only(frame: pd.DataFrame, column: str) -> object:
         raise UserError(f"This frame holds several values of {column}: {', '.join(map(str, values))}. Draw one at a time: "
                         f"frame[frame[{column!r}] == {values[0]!r}].")  # fmt: skip
     return values[0] if values else ""
+
+
+def _stem(trace: object) -> str:
+    """A trace's name without the endings of its file."""
+    return re.sub(r"(\.(jsonl?|csv|txt|parquet))?(\.gz)?$", "", str(trace))
 
 
 def _offline_name(rate: str, semantics: object) -> str:

@@ -1,4 +1,4 @@
-"""Pareto fronts over runs: which are beaten in every objective by another, and which are not."""
+"""Pareto fronts over runs: which runs another dominates, and which none does."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def pareto(frame: pd.DataFrame, objectives: Mapping[str, str], name: str = "run"
     rest = runs[~on_front]
     hover = f"%{{customdata}}<br>{x} %{{x:,.5~g}}<br>{y} %{{y:,.5~g}}<extra></extra>"
     if len(rest):
-        fig.add_scatter(x=rest[x], y=rest[y], mode="markers", name="beaten in both", customdata=rest[name].astype(str), hovertemplate=hover,
+        fig.add_scatter(x=rest[x], y=rest[y], mode="markers", name="dominated", customdata=rest[name].astype(str), hovertemplate=hover,
                         marker={"color": "white", "size": 8, "line": {"color": GREY, "width": 1.5}})  # fmt: skip
     best = runs[on_front].sort_values([x, y], ascending=[x_goes == "min", y_goes == "min"], kind="stable")
     first = ~best.duplicated(subset=[x, y])

@@ -86,4 +86,6 @@ def events(steps: pd.DataFrame, num_bins: int | None = None, title: str = "What 
                 hovertemplate=f"%{{y:,}} {name}<extra></extra>", showlegend=len(kind) > 1,
             )  # fmt: skip
         fig.update_yaxes(title_text=axis, rangemode="tozero", row=row, col=1)
+    if not any(len(kind) > 1 for kind, _ in kinds):
+        fig.update_layout(margin_t=48)
     return fig.update_xaxes(title_text=f"{TIME}, stretches of {edges[1] - edges[0]:.3g} s", row=len(kinds), col=1)

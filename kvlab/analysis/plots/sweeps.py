@@ -102,4 +102,6 @@ def _panels(frame: pd.DataFrame, x: str, columns: Sequence[str], by: str | None,
                 hovertemplate=f"%{{y:,.4~g}}<extra>{name if by else ''}</extra>",
             )  # fmt: skip
         fig.update_yaxes(title_text=_SHORT.get(column, KNOWN.get(column, column)), rangemode="tozero", row=row, col=1)
+    if by is None:
+        fig.update_layout(margin_t=48)
     return fig.update_xaxes(title_text=x_title, row=len(columns), col=1)

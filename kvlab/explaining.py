@@ -1,0 +1,327 @@
+"""What happened in a run, in words: `kvlab.explain(run)` says what limited it, what was lost, and which knob to turn.
+
+Every statement follows from recorded columns, and a gain is an upper bound: what would be saved if nothing else changed. What a run did
+not record is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvlab.results import Run
+from kvlab.types import UserError
+
+BLOCKS, BATCH, TOKENS, ARRIVALS, QUEUES, OTHER = "blocks", "batch", "tokens", "arrivals", "batching", "admission"
+LIMITS = {
+    BLOCKS: "the KV blocks were short", BATCH: "the batch was full", TOKENS: "the token budget of a step was spent",
+    ARRIVALS: "nobody was kept waiting", QUEUES: "the batching policy did not serve the queue",
+    OTHER: "the admission policy kept requests out",
+}  # fmt: skip
+"""What the time of a run is divided into."""
+
+_BY = {
+    "max_num_seqs": BATCH, "tokens": TOKENS, "batching": QUEUES, "": ARRIVALS,
+    **dict.fromkeys(("watermark", "blocks", "fragmentation", "slots", "full_sequence", "expected_output", "reserve_all", "past_future",
+                     "swapped", "preemption"), BLOCKS),
+}  # fmt: skip
+"""`admission_blocked_by` -> limit. Words of other admission policies are the limit "admission"."""
+
+KNOBS = {
+    BLOCKS: "more KV blocks (num_blocks or kv_cache_tokens)", BATCH: "raise max_num_seqs", TOKENS: "raise max_num_batched_tokens",
+    QUEUES: "another batching policy (chunked serves both queues in a step)", OTHER: "a less strict admission policy",
+}  # fmt: skip
+"""What to turn where a limit holds."""
+
+WORTH = 0.01
+"""Advice whose gain is below this share is not given."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A knob to turn. `gain`: at most so much, in words; `share`: the same as a share of the run, for ranking."""
+
+    knob: str
+    gain: str
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.knob}: {self.gain}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` found. Prints as text, shows as HTML in a notebook.
+
+    Attributes:
+        name: the run's. limit: what limited most of its time, a key of `LIMITS`; None where no step that took time was recorded.
+        shares: limit -> share of the run's time, adds up to 1. sentences: the paragraph. advice: knobs, the largest possible gain first.
+        table: `subject`, `value`, `unit`, `from` (the columns that the value was taken from).
+    """
+
+    name: str
+    limit: str | None
+    shares: Mapping[str, float]
+    sentences: tuple[str, ...]
+    advice: tuple[Advice, ...]
+    table: pd.DataFrame
+
+    @property
+    def text(self) -> str:
+        """The paragraph, then the advice, a line each."""
+        lines = [" ".join(self.sentences), *(f"- {advice}" for advice in self.advice)]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return f"{self.text}\n\n{self.table.to_string(index=False)}" if len(self.table) else self.text
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        items = "".join(f"<li>{html.escape(str(advice))}</li>" for advice in self.advice)
+        table = self.table.to_html(index=False, border=0, escape=True) if len(self.table) else ""
+        words = f"<p><b>{html.escape(self.name)}</b>. {html.escape(' '.join(self.sentences))}</p>"
+        return words + (f"<ul>{items}</ul>" if items else "") + table
+
+
+def explain(run: Run | str | Path) -> Explanation:
+    """What limited a run, what it lost to preemption, fragmentation and missed sharing, and which knobs could help, by how much at most.
+
+    Args:
+        run: a `Run` or its folder, whatever its state: of a run that was killed, what it had recorded is explained.
+
+    Raises:
+        UserError: no such folder, or something that is neither.
+    """
+    if isinstance(run, (str, Path)):
+        run = Run.load(run)
+    if not isinstance(run, Run):
+        raise UserError(f"explain takes a Run or a run's folder, not {type(run).__name__}. "
+                        "Of several runs: [kvlab.explain(run) for run in runs].")  # fmt: skip
+    return _Reader(run).explanation()
+
+
+class _Reader:
+    """Collects sentences, table rows and advice from one run's frames."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.steps, self.requests = run, run.steps(), run.requests()
+        self.config = run.config
+        self.sentences: list[str] = []
+        self.rows: list[tuple[str, float, str, str]] = []
+        self.advice: list[Advice] = []
+        self.shares: dict[str, float] = {}
+        self.seconds = self.steps["step_ms"].to_numpy(dtype=np.float64) / 1e3
+        self.total_s = float(self.steps["end_s"].max() - (self.steps["end_s"] - self.seconds).min()) if len(self.steps) else 0.0
+
+    def explanation(self) -> Explanation:
+        """Everything, in reading order."""
+        self._how_it_ended()
+        limit = None
+        if self.total_s > 0:
+            limit = self._what_limited()
+            self._preemption()
+            self._fragmentation()
+        else:
+            self.sentences.append("No step that took time was recorded, so what limited it is unknown.")
+        self._sharing()
+        self.advice.sort(key=lambda advice: -advice.share)
+        table = pd.DataFrame(self.rows, columns=["subject", "value", "unit", "from"])
+        return Explanation(self.run.name, limit, self.shares, tuple(self.sentences), tuple(self.advice), table)
+
+    def _row(self, subject: str, value: float, unit: str, source: str) -> None:
+        self.rows.append((subject, round(float(value), 4), unit, source))
+
+    def _how_it_ended(self) -> None:
+        if self.run.state != "finished":
+            error = f" ({self.run.error})" if self.run.error else ""
+            self.sentences.append(f"The run is {self.run.state}{error}; this is what it had recorded.")
+        damaged = [note for note in self.run.notes if "damaged" in note]
+        if damaged:
+            self.sentences.append(f"Not everything could be read: {'; '.join(damaged)}.")
+        if len(self.steps) and self.total_s > 0:
+            tokens = int(self.steps["num_output_tokens"].sum())
+            self.sentences.append(f"{len(self.requests)} recorded requests ended in {_seconds(self.total_s)} and {len(self.steps):,} steps; "
+                                  f"{tokens / self.total_s:,.1f} output tokens/s.")  # fmt: skip
+
+    # ------------------------------------------------------------------- time
+
+    def _what_limited(self) -> str:
+        """Shares of the run's time by what kept requests out; the time between steps is nobody's."""
+        limits = self._limit_of_each_step()
+        time = {limit: float(self.seconds[limits == limit].sum()) for limit in LIMITS}
+        idle_s = max(0.0, self.total_s - float(self.seconds.sum()))
+        time[ARRIVALS] += idle_s
+        self.shares = {limit: value / self.total_s for limit, value in time.items()}
+        limit = max(LIMITS, key=lambda name: self.shares[name])
+        self.sentences.append(f"For {_percent(self.shares[limit])} of the time {LIMITS[limit]}{self._more(limit)}.")
+        others = sorted(((s, name) for name, s in self.shares.items() if name != limit and s >= 0.05), reverse=True)
+        if others:
+            self.sentences.append("Otherwise " + ", ".join(f"{LIMITS[name]} ({_percent(share)})" for share, name in others) + ".")
+        for name, share in self.shares.items():
+            if share > 0:
+                self._row(f"time while {LIMITS[name]}", 100 * share, "% of the run", "admission_blocked_by, step_ms, tokens a step")
+        if idle_s > 0:
+            self._row("of it without any step (idle)", 100 * idle_s / self.total_s, "% of the run", "step_ms, end_s")
+        self._turn_for_limits(limits)
+        return limit
+
+    def _limit_of_each_step(self) -> np.ndarray:
+        """A key of LIMITS for each step: who was kept out and why; a step that spent the token budget with nobody out is "tokens"."""
+        limits = self.steps["admission_blocked_by"].map(lambda word: _BY.get(word, OTHER)).to_numpy(dtype=object)
+        budget = self.config.get("max_num_batched_tokens")
+        if _is_whole(budget):
+            tokens = (self.steps["num_prompt_tokens_computed"] + self.steps["num_generation_tokens"]).to_numpy()
+            limits = np.where((limits == ARRIVALS) & (tokens >= budget), TOKENS, limits)
+        return limits
+
+    def _more(self, limit: str) -> str:
+        """The number behind a limit."""
+        steps, used = self.steps, _percent(self._mean("kv_cache_usage"))
+        if limit == BLOCKS:
+            word = steps.loc[steps["admission_blocked_by"] != "", "admission_blocked_by"].mode()
+            return (f": of {int(steps['kv_blocks_total'].max()):,} blocks {used} were in use; the reason was mostly {str(word.iloc[0])!r}")
+        if limit == BATCH:
+            return f", with max_num_seqs = {self.config.get('max_num_seqs', 'unknown')}, while {used} of the blocks were in use"
+        if limit == TOKENS:
+            return f" (max_num_batched_tokens = {self.config.get('max_num_batched_tokens', 'unknown')})"
+        if limit == ARRIVALS:
+            idle = max(0.0, 1 - float(self.seconds.sum()) / self.total_s)
+            return f": requests came no faster than they were served (idle {_percent(idle)} of the run), so more load could be taken"
+        return ""
+
+    def _turn_for_limits(self, limits: np.ndarray) -> None:
+        """Request-seconds spent waiting, by what kept the queue out: what a knob can save at most, if steps take no longer."""
+        waiting = (self.steps["num_waiting_reqs"] + self.steps["num_swapped_reqs"]).to_numpy(dtype=np.float64)
+        num_requests = max(1, len(self.requests), int((waiting + self.steps["num_running_reqs"]).max()))
+        for limit, knob in KNOBS.items():
+            saved = float((waiting * self.seconds)[limits == limit].sum()) / num_requests
+            if saved > 0:
+                self._row(f"waiting while {LIMITS[limit]}", saved, "s a request", "num_waiting_reqs, num_swapped_reqs, step_ms")
+            if self.shares[limit] >= WORTH and saved > 0:
+                gain = f"at most {_seconds(saved)} less waiting a request (mean), if steps take no longer"
+                self.advice.append(Advice(knob, gain, self.shares[limit]))
+        held = self.steps["admission_blocked_by"].to_numpy() == "watermark"
+        share = float(self.seconds[held].sum()) / self.total_s
+        if share >= WORTH:
+            reserve = int(self.steps["watermark_blocks"].max())
+            self.advice.append(Advice("lower the watermark", f"at most {reserve:,} blocks more for admission, which waited for them "
+                                      f"{_percent(share)} of the time; expect more preemptions", share))  # fmt: skip
+
+    # ------------------------------------------------------------------ losses
+
+    def _preemption(self) -> None:
+        steps = self.steps
+        num = int(steps["num_preemptions"].sum())
+        if not num:
+            self.sentences.append("Nobody was preempted.")
+            return
+        computed = (steps["num_prompt_tokens_computed"] + steps["num_generation_tokens"]).to_numpy(dtype=np.float64)
+        again = steps["recomputed_tokens"].to_numpy(dtype=np.float64)
+        share = float(again.sum() / computed.sum()) if computed.sum() else 0.0
+        part = np.divide(again, computed, out=np.zeros_like(again), where=computed > 0)
+        time_share = float((part * self.seconds).sum()) / self.total_s
+        moved = int(steps["swapped_in_blocks"].sum() + steps["swapped_out_blocks"].sum())
+        self._row("preemptions", num, "requests", "num_preemptions")
+        self._row("computed again", 100 * share, "% of computed tokens", "recomputed_tokens")
+        self._row("time for it, by tokens of each step", 100 * time_share, "% of the run", "recomputed_tokens, step_ms")
+        self._row("swap traffic", moved, "blocks", "swapped_in_blocks, swapped_out_blocks")
+        away = self._away()
+        self._row("life spent preempted or swapped out", 100 * away, "% of requests' time", "span_states")
+        self.sentences.append(f"{num:,} preemptions: {int(again.sum()):,} tokens ({_percent(share)} of all computed) were computed again, "
+                              f"about {_percent(time_share)} of the run's time, and {moved:,} blocks were swapped; requests spent "
+                              f"{_percent(away)} of their life preempted or swapped out.")  # fmt: skip
+        if max(share, time_share) >= WORTH:
+            gain = f"at most {_percent(share)} fewer tokens to compute, about {_percent(time_share)} of the time; fewer run at once"
+            knob = "a higher watermark, or an admission that looks ahead (expected_output, full_sequence)"
+            self.advice.append(Advice(knob, gain, time_share))
+
+    def _away(self) -> float:
+        lost = whole = 0.0
+        for states, starts, ends in zip(*(self.requests[c] for c in ("span_states", "span_starts_s", "span_ends_s")), strict=True):
+            for state, start, end in zip(states, starts, ends, strict=True):
+                whole += end - start
+                lost += (end - start) * (state in ("preempted", "swapped"))
+        return lost / whole if whole > 0 else 0.0
+
+    def _fragmentation(self) -> None:
+        size = self.config.get("block_size")
+        empty = self._mean("internal_fragmentation_tokens")
+        if not _is_whole(size) or not (self.steps["kv_blocks_total"] > 0).any():
+            self.sentences.append(f"On average {empty:,.0f} slots in used blocks were empty; of how many is unknown (no block_size).")
+            return
+        of_pool = empty / (size * float(self.steps["kv_blocks_total"].max()))
+        reserved = size * self._mean("kv_blocks_reserved") / (size * float(self.steps["kv_blocks_total"].max()))
+        self._row("empty slots in used blocks", 100 * of_pool, "% of the pool", "internal_fragmentation_tokens, block_size")
+        self.sentences.append(f"Empty slots in used blocks were {_percent(of_pool)} of the pool.")
+        if reserved >= WORTH:
+            self._row("of them in blocks reserved by the layout", 100 * reserved, "% of the pool", "kv_blocks_reserved")
+            self.advice.append(Advice("layout=paged", f"at most {_percent(reserved)} of the pool more for tokens: the layout reserves it",
+                                      reserved * self.shares[BLOCKS]))  # fmt: skip
+        elif of_pool >= WORTH and self.shares[BLOCKS] >= WORTH and size > 1:
+            gain = f"at most {_percent(of_pool)} of the pool more for tokens"
+            self.advice.append(Advice("a smaller block_size", gain, of_pool * self.shares[BLOCKS]))
+
+    def _sharing(self) -> None:
+        queries, hits = int(self.steps["prefix_cache_queries"].sum()), int(self.steps["prefix_cache_hits"].sum())
+        if not queries:
+            return
+        lost = int(self.requests["num_shareable_tokens_lost"].sum())
+        self._row("prefix cache hit rate", 100 * hits / queries, "% of prompt tokens", "prefix_cache_hits, prefix_cache_queries")
+        self._row("shared, but not in full blocks", 100 * lost / queries, "% of prompt tokens", "num_shareable_tokens_lost")
+        words = (f"{_percent(hits / queries)} of the prompt tokens came from the prefix cache; {_percent(lost / queries)} more were there, "
+                 "but not in full blocks")  # fmt: skip
+        again, has_events = self._evicted_too_early()
+        size = self.config.get("block_size")
+        if not has_events:
+            words += "; what eviction lost is unknown (record.blocks=true records it)"
+        elif _is_whole(size):
+            share = min(1.0, again * size / queries)
+            self._row("evicted, then computed again", again, "blocks", "block events: evict, publish")
+            words += f"; {again:,} blocks were computed again after their eviction, at most {_percent(share)} more of the prompt tokens"
+            if share >= WORTH:
+                gain = f"at most {_percent(share)} more of the prompt tokens from the cache: blocks that had been evicted"
+                self.advice.append(Advice("more KV blocks, or another eviction policy", gain, share))
+        self.sentences.append(words + ".")
+        if lost / queries >= WORTH:
+            gain = f"at most {_percent(lost / queries)} more of the prompt tokens from the cache"
+            self.advice.append(Advice("a smaller block_size (or prefix_cache=radix)", gain, lost / queries))
+
+    def _evicted_too_early(self) -> tuple[int, bool]:
+        """Blocks published again after the same content had been evicted; whether block events were recorded."""
+        blocks = self.run.blocks()
+        if blocks.empty:
+            return 0, False
+        gone: set[str] = set()
+        again = 0
+        moves = blocks[(blocks["tier"] == "gpu") & blocks["kind"].isin(("evict", "publish")) & (blocks["content"] != "")]
+        for kind, content in zip(moves["kind"], moves["content"], strict=True):
+            if kind == "evict":
+                gone.add(content)
+            elif content in gone:
+                gone.discard(content)
+                again += 1
+        return again, True
+
+    def _mean(self, column: str) -> float:
+        """Mean over the time in steps."""
+        weights = self.seconds if self.seconds.sum() > 0 else None
+        return float(np.average(self.steps[column].to_numpy(dtype=np.float64), weights=weights))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:,.3g} ms" if value < 1 else f"{value:,.2f} s"

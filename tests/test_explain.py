@@ -1,0 +1,156 @@
+"""kvlab.explain says what is known to have limited a run: runs made so that there is one answer, and figures worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from trace_examples import BLOCKS, OUTCOMES, REQUESTS, STATS, plan, request, stats
+
+import kvlab
+from kvlab.results import Run
+from kvlab.trace import RecordConfig, Recorder
+from kvlab.types import BlockEvent, UserError
+
+SIMULATED = (
+    "runner=simulated", "model=dummy_llama3_8b", "cost_model=constant", "workload=synthetic",
+    "workload.num_requests=24", "workload.prompt_len={kind: uniform, min: 100, max: 100}", "workload.output_len={kind: uniform, min: 40, max: 40}",
+    "num_blocks=1000", "prefix_cache=none",
+)  # fmt: skip
+
+
+def made(step_stats=STATS, records=REQUESTS, blocks=(), **config) -> Run:
+    recorder = Recorder(None, RecordConfig(blocks=bool(blocks)))
+    for row in step_stats:
+        recorder.on_step(plan(0), OUTCOMES[0], row)
+    for record in records:
+        recorder.on_request(record)
+    for event in blocks:
+        recorder.on_block(event)
+    return Run("made", config=config, recorder=recorder)
+
+
+def served(tmp_path, *overrides) -> Run:
+    return kvlab.run(kvlab.compose(*SIMULATED, *overrides), folder=tmp_path / "run", progress=False)
+
+
+def value(found, subject: str) -> float:
+    rows = found.table.set_index("subject")["value"]
+    return float(rows[subject])
+
+
+AT_ONCE = "workload.arrivals={kind: all_at_once}"
+
+
+def test_a_pool_too_small_is_limited_by_blocks(tmp_path):
+    found = kvlab.explain(served(tmp_path, AT_ONCE, "num_blocks=30"))
+    assert found.limit == "blocks"
+    assert found.shares["blocks"] > 0.6
+    assert found.advice[0].knob.startswith("more KV blocks")
+
+
+def test_one_sequence_at_a_time_is_limited_by_the_batch(tmp_path):
+    found = kvlab.explain(served(tmp_path, AT_ONCE, "max_num_seqs=1"))
+    assert found.limit == "batch"
+    assert found.shares["batch"] == pytest.approx(23 / 24, abs=0.01)  # the last of 24 requests keeps nobody out
+    assert [a.knob for a in found.advice] == ["raise max_num_seqs"]
+    assert "Nobody was preempted." in found.sentences
+
+
+def test_a_low_token_budget_is_limited_by_tokens(tmp_path):
+    found = kvlab.explain(served(tmp_path, AT_ONCE, "max_num_batched_tokens=16", "max_num_seqs=16"))
+    assert found.limit == "tokens"
+    assert "max_num_batched_tokens = 16" in found.text
+    assert "raise max_num_batched_tokens" in [a.knob for a in found.advice]
+
+
+def test_few_arrivals_limit_by_themselves(tmp_path):
+    found = kvlab.explain(served(tmp_path, "workload.arrivals={kind: fixed, rate: 0.05}"))
+    assert found.limit == "arrivals"
+    assert found.shares["arrivals"] == pytest.approx(1.0)
+    assert found.advice == ()
+    assert value(found, "of it without any step (idle)") > 50
+
+
+def test_shares_of_the_time_by_hand():
+    # STATS: 0.5 s in which nobody was kept out, 0.5 s by the watermark, 1 s in which nobody was; then a budget of one token.
+    found = kvlab.explain(made(max_num_batched_tokens=2048, block_size=4))
+    assert found.shares["blocks"] == pytest.approx(0.25)
+    assert found.shares["arrivals"] == pytest.approx(0.75)
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert kvlab.explain(made(max_num_batched_tokens=40)).shares["tokens"] == pytest.approx(0.25)  # the first step spends it
+    idle = kvlab.explain(made((stats(0, 0.0, 1.0), stats(1, 3.0, 4.0))))
+    assert value(idle, "of it without any step (idle)") == 50.0
+
+
+def test_losses_by_hand():
+    lived = request("p", 0.0, (1.0,), spans=(("decode", 0.0, 3.0), ("preempted", 3.0, 4.0)))
+    rows = (
+        stats(0, 0.0, 1.0, num_prompt_tokens_computed=60, num_preemptions=1, kv_blocks_used=5, kv_blocks_free=5,
+              internal_fragmentation_tokens=8, prefix_cache_queries=100, prefix_cache_hits=20),
+        stats(1, 1.0, 2.0, num_prompt_tokens_computed=40, recomputed_tokens=20, swapped_in_blocks=3, swapped_out_blocks=4,
+              kv_blocks_used=5, kv_blocks_free=5, internal_fragmentation_tokens=8),
+    )  # fmt: skip
+    found = kvlab.explain(made(rows, (lived._replace(num_shareable_tokens_lost=6),), block_size=16))
+    assert value(found, "preemptions") == 1
+    assert value(found, "computed again") == 20.0  # 20 of 100
+    assert value(found, "time for it, by tokens of each step") == 25.0  # half of the second of two seconds
+    assert value(found, "swap traffic") == 7
+    assert value(found, "life spent preempted or swapped out") == 25.0
+    assert value(found, "empty slots in used blocks") == 5.0  # 8 of 10 * 16
+    assert value(found, "prefix cache hit rate") == 20.0
+    assert value(found, "shared, but not in full blocks") == 6.0
+    knobs = {a.knob: a.gain for a in found.advice}
+    assert "at most 6.0 %" in knobs["a smaller block_size (or prefix_cache=radix)"]
+    assert "at most 20 % fewer tokens" in next(gain for knob, gain in knobs.items() if knob.startswith("a higher watermark"))
+
+
+def test_blocks_computed_again_after_their_eviction_are_counted():
+    def event(kind: str, content: str, step: int) -> BlockEvent:
+        return BlockEvent(step, kind, "gpu", 3, 1, content, "a")
+
+    events = (event("publish", "aa", 0), event("evict", "aa", 1), event("publish", "aa", 2), event("publish", "bb", 2), BLOCKS[1])
+    found = kvlab.explain(made(blocks=events, block_size=4))
+    assert value(found, "evicted, then computed again") == 1
+    assert "at most 8.0 % more" in found.text  # 4 of 50 tokens asked for
+    assert "record.blocks" not in found.text
+    assert "record.blocks=true" in kvlab.explain(made(block_size=4)).text
+
+
+def test_unknown_words_of_an_admission_policy_are_its_own_limit():
+    found = kvlab.explain(made((stats(0, 0.0, 1.0, admission_blocked_by="moonphase", num_waiting_reqs=2),)))
+    assert found.limit == "admission"
+    assert found.advice[0].knob == "a less strict admission policy"
+
+
+def test_a_folder_and_a_half_written_one(tmp_path):
+    run = served(tmp_path, AT_ONCE, "max_num_seqs=1")
+    assert run.folder is not None
+    assert str(kvlab.explain(run.folder)) == str(kvlab.explain(run))
+    status = json.loads((run.folder / "status.json").read_text())
+    (run.folder / "status.json").write_text(json.dumps({**status, "state": "failed", "error": {"type": "KeyError", "message": "x"}}))
+    (run.folder / "summary.json").unlink()
+    (run.folder / "config.yaml").unlink()
+    (run.folder / "requests.parquet").write_bytes(b"cut off")
+    found = kvlab.explain(str(run.folder))
+    assert found.sentences[0] == "The run is failed (KeyError: x); this is what it had recorded."
+    assert "Not everything could be read: requests.parquet is damaged" in found.sentences[1]
+    assert found.limit == "batch"  # from the steps alone
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    found = kvlab.explain(empty)
+    assert found.limit is None
+    assert "unknown" in found.text
+    assert found.table.empty
+
+
+def test_html_escapes_and_wrong_arguments_are_named(tmp_path):
+    run = made()
+    run.name = "<b>&"
+    shown = kvlab.explain(run)._repr_html_()
+    assert "<b>&lt;b&gt;&amp;</b>" in shown
+    assert "<table" in shown
+    with pytest.raises(UserError, match="not list"):
+        kvlab.explain([run])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="not a folder"):
+        kvlab.explain(tmp_path / "nothing")
