@@ -87,7 +87,7 @@ def test_the_grid_is_that_of_hydra_with_the_last_key_fastest() -> None:
     points = hydra_points(folder, folder.sweeps()[0])
     assert len(points) == 5 * 5
     assert points[1].overrides == ("+experiment=watermark_curve", "seed=0", "max_num_batched_tokens=8192", "watermark=0.02")
-    assert points[-1].values == {"seed": 4, "max_num_batched_tokens": 2048, "watermark": 0.15}
+    assert points[-1].values == {"seed": 4, "max_num_batched_tokens": 8192, "watermark": 0.15}
 
 
 def test_a_sweep_lies_in_the_group_that_its_command_names() -> None:
