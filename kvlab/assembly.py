@@ -17,10 +17,13 @@ from kvlab.engine.clock import Clock, VirtualClock, WallClock
 from kvlab.engine.config import EngineConfig, PolicySet
 from kvlab.engine.cost import CostModel, Fitted, ModelShape
 from kvlab.engine.engine import Engine
+from kvlab.engine.runners.backends import make_backend
 from kvlab.engine.runners.base import Runner
+from kvlab.engine.runners.memory import Limits, MeasuresMemory
 from kvlab.engine.runners.recorded import RecordedRunner
 from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.engine.runners.torch_runner import TorchRunner
+from kvlab.kernels.interface import Backend
 from kvlab.model.config import LlamaConfig
 from kvlab.model.loading import DTYPES, LoadedModel, ModelSpec, load_model
 from kvlab.model.tokenizer import Tokenizer
@@ -42,8 +45,8 @@ class Parts:
 
     Attributes:
         shape: sizes of the model. dtype: what it computes in. checksum: of its weights. device: in words.
-        memory_device: where the KV pool lies, for `num_blocks` from free memory; None: no memory to measure.
         notes: what a reader of the results should know, a sentence each.
+        backend: kernels of a real model; None without one.
     """
 
     runner: Runner
@@ -54,8 +57,8 @@ class Parts:
     dtype: str
     device: str
     checksum: str
-    memory_device: torch.device | None = None
     notes: tuple[str, ...] = ()
+    backend: Backend | None = None
 
 
 def cached_model(config: Mapping[str, Any], spec: ModelSpec) -> LoadedModel:
@@ -74,16 +77,21 @@ def cached_model(config: Mapping[str, Any], spec: ModelSpec) -> LoadedModel:
 
 def torch_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
     """runner=torch: a real model."""
-    return parts_of(cached_model(config, spec))
+    return parts_of(cached_model(config, spec), config.get("backend", "auto"))
 
 
-def parts_of(loaded: LoadedModel) -> Parts:
-    """Parts of a model that is loaded already."""
+def parts_of(loaded: LoadedModel, backend: str = "auto") -> Parts:
+    """Parts of a model that is loaded already.
+
+    Raises:
+        UserError: the backend is unknown, or can't run on the model's device.
+    """
     device = loaded.model.device
+    kernels = make_backend(backend, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    return Parts(TorchRunner(loaded), WallClock(), loaded.config, loaded.tokenizer, loaded.eos_token_ids, dtype, name,
-                 loaded.checksum, device)  # fmt: skip
+    return Parts(TorchRunner(loaded, kernels), WallClock(), loaded.config, loaded.tokenizer, loaded.eos_token_ids, dtype, name,
+                 loaded.checksum, backend=kernels)  # fmt: skip
 
 
 def simulated_parts(config: Mapping[str, Any], spec: ModelSpec, tokenizer: bool = False) -> Parts:
@@ -178,7 +186,7 @@ def engine_config(config: Mapping[str, Any], policies: PolicySet, parts: Parts) 
     block_size = policies.block_sizing.block_size((), max_model_len)
     block_bytes = block_size * kv_bytes_per_token(parts.shape, policies.kv_dtype.storage(parts.dtype))
     return EngineConfig(
-        num_blocks=_num_blocks(config, parts, block_size, block_bytes), block_size=block_size,
+        num_blocks=_num_blocks(config, parts, block_size, block_bytes, max_model_len), block_size=block_size,
         num_cpu_blocks=config["num_cpu_blocks"], max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"], max_model_len=max_model_len, seed=config["seed"],
         depth=config.get("depth", 0),
@@ -195,20 +203,23 @@ def no_swap_space(sizes: EngineConfig, policies: PolicySet) -> tuple[str, ...]:
             f"Set num_cpu_blocks={sizes.num_blocks}, for example.",)  # fmt: skip
 
 
-def _num_blocks(config: Mapping[str, Any], parts: Parts, block_size: int, block_bytes: int) -> int:
+def _num_blocks(config: Mapping[str, Any], parts: Parts, block_size: int, block_bytes: int, max_model_len: int) -> int:
+    """num_blocks, else kv_cache_bytes, else kv_cache_tokens, else what memory has room for."""
     if config["num_blocks"]:
         return int(config["num_blocks"])
-    if config["kv_cache_tokens"]:
+    num_bytes = config.get("kv_cache_bytes")
+    if not num_bytes and config["kv_cache_tokens"]:
         return _blocks_of(config["kv_cache_tokens"], block_size)
-    if parts.memory_device is None:
-        raise UserError("There is no memory to measure in a run without a model: set num_blocks or kv_cache_tokens.")
-    if parts.memory_device.type == "cuda":
-        free = torch.cuda.mem_get_info(parts.memory_device)[0]
-    else:
-        import psutil
-
-        free = psutil.virtual_memory().available
-    return max(1, int(config["memory_fraction"] * free) // block_bytes)
+    if not num_bytes:
+        if not isinstance(parts.runner, MeasuresMemory):
+            raise UserError("There is no memory to measure in a run without a model: set num_blocks or kv_cache_tokens.")
+        num_bytes = parts.runner.kv_budget(Limits(config.get("gpu_memory_utilization", 0.9), config["memory_fraction"],
+                                                  config["max_num_batched_tokens"], config["max_num_seqs"], max_model_len))  # fmt: skip
+    if num_bytes < block_bytes:
+        raise UserError(f"{max(0, num_bytes):,} bytes for the KV pool hold no block of {block_size} tokens ({block_bytes:,} bytes): raise "
+                        "kv_cache_bytes, gpu_memory_utilization (CUDA) or memory_fraction (CPU), or lower block_size or "
+                        "max_num_batched_tokens.")  # fmt: skip
+    return int(num_bytes // block_bytes)
 
 
 def _blocks_of(kv_cache_tokens: int, block_size: int) -> int:

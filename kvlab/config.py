@@ -34,6 +34,8 @@ NOT_IDENTITY = ("hydra", "name", "threads", "record")
 
 DTYPES = ("auto", "float64", "float32", "float16", "bfloat16")
 
+BACKENDS = ("auto", "torch", "triton")
+
 RECORDS = ("steps", "requests", "blocks", "outcomes", "plans")
 
 GOALS = ("ttft_ms", "tpot_ms", "e2el_ms")
@@ -56,6 +58,9 @@ VALUES: dict[str, Check] = {
     "block_size": (_POSITIVE[0], "a positive integer (tokens per block)"),
     "num_blocks": (_POSITIVE_OR_NULL[0], "a positive integer, or null (taken from kv_cache_tokens or from the free memory)"),
     "kv_cache_tokens": (_POSITIVE_OR_NULL[0], "a positive integer, or null (taken from the free memory)"),
+    "kv_cache_bytes": (_POSITIVE_OR_NULL[0], "a positive integer (bytes of each device's pool), or null"),
+    "gpu_memory_utilization": (lambda v: _is_number(v) and 0 < v <= 1, "a number in (0, 1] (share of a CUDA device's memory)"),
+    "tensor_parallel_size": (_POSITIVE[0], "a positive integer (devices that share a model)"),
     "memory_fraction": (lambda v: _is_number(v) and 0 < v <= 1, "a number in (0, 1] (share of the free memory)"),
     "num_cpu_blocks": (lambda v: _is_int(v) and v >= 0, "0 (no swap) or a positive integer"),
     "watermark": (lambda v: _is_number(v) and 0 <= v < 1, "a number in [0, 1) (share of the pool kept free at admission)"),
@@ -64,6 +69,7 @@ VALUES: dict[str, Check] = {
     "max_model_len": (_POSITIVE_OR_NULL[0], "a positive integer (tokens), or null (the model's own limit)"),
     "dtype": (lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}"),
     "device": (lambda v: isinstance(v, str) and v != "", "auto, cpu, cuda, cuda:0, ..."),
+    "backend": (lambda v: v in BACKENDS, f"one of {', '.join(BACKENDS)}"),
     "threads": _POSITIVE_OR_NULL,
     "depth": (lambda v: _is_int(v) and v in (0, 1), "0 (a plan waits for the last outcome) or 1 (it is made while the last one runs)"),
     "seed": (lambda v: _is_int(v) and v >= 0, "0 or a positive integer"),
@@ -71,7 +77,7 @@ VALUES: dict[str, Check] = {
 }
 """Top-level values: what is allowed, as a test and in words."""
 
-SINCE: dict[str, Any] = {"depth": 0}
+SINCE: dict[str, Any] = {"depth": 0, "backend": "auto", "kv_cache_bytes": None, "gpu_memory_utilization": 0.9, "tensor_parallel_size": 1}
 """Values that configurations of earlier versions lack, and what they stood for."""
 
 

@@ -94,9 +94,10 @@ class LLM:
     Args:
         model: "smollm2" (bundled), "tiny", "dummy_llama3_8b" and other shapes, a folder, a Hugging Face id, a spec or a loaded model.
         dtype, device: as on the command line. block_size: tokens a block. num_blocks, kv_cache_tokens: size of the KV pool; neither:
-            `CPU_KV_TOKENS` on a CPU, `memory_fraction` of the free memory on CUDA. num_cpu_blocks: swap space.
+            `CPU_KV_TOKENS` on a CPU, what `gpu_memory_utilization` leaves on CUDA. num_cpu_blocks: swap space.
         max_num_seqs, max_num_batched_tokens, max_model_len: limits of the engine. watermark: share of the pool kept free at admission.
-        depth: 1 plans a step while the one before runs. seed: randomness of requests without a seed of their own. listeners: hear the engine (a `kvlab.trace.Recorder`, for one).
+        depth: 1 plans a step while the one before runs.
+        seed: randomness of requests without a seed of their own. listeners: hear the engine (a `kvlab.trace.Recorder`, for one).
         policies: by seam, an object, a class or a name: `eviction="lfu"`.
 
     Raises:
@@ -112,7 +113,7 @@ class LLM:
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_tokens: int | None = None,
-        memory_fraction: float = 0.8,
+        gpu_memory_utilization: float = 0.9,
         num_cpu_blocks: int = 0,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
@@ -124,8 +125,9 @@ class LLM:
         **policies: Any,
     ) -> None:
         config = {
-            "block_size": block_size, "num_blocks": num_blocks, "kv_cache_tokens": kv_cache_tokens, "memory_fraction": memory_fraction,
-            "num_cpu_blocks": num_cpu_blocks, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens,
+            "block_size": block_size, "num_blocks": num_blocks, "kv_cache_tokens": kv_cache_tokens,
+            "gpu_memory_utilization": gpu_memory_utilization, "memory_fraction": 0.5, "num_cpu_blocks": num_cpu_blocks,
+            "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens,
             "max_model_len": max_model_len, "watermark": watermark, "depth": depth, "seed": seed, "dtype": dtype, "device": device,
         }  # fmt: skip
         for key, value in config.items():

@@ -10,8 +10,8 @@ step ahead. A sequence whose next step depends on more than one token (the first
 
 When step k lands, what took off is taken back (k+1 too), the outcome is committed exactly as at depth 0, and k+1 takes off again, less the
 sequences that ended: their tokens are dropped when k+1 lands. A group that gives way, is aborted or ends for want of blocks while it is in
-flight is recalled: its token is dropped and, after a preemption, sampled again, which gives the same one (randomness depends on seed, stream
-and position).
+flight is recalled: its token is dropped and, after a preemption, sampled again, which gives the same one (randomness depends on seed,
+stream and position).
 """
 
 from __future__ import annotations

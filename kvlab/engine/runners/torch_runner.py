@@ -13,9 +13,10 @@ import torch
 from kvlab.cache.tensors import KVTensors, storage_dtype
 from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
 from kvlab.engine.runners.late_tokens import LastTokens
+from kvlab.engine.runners.memory import Limits, available_memory, check_fits, cuda_budget, free_memory
 from kvlab.engine.runners.rows import BlockRows, Ints, ragged_positions
 from kvlab.engine.sampler import SamplingState, beam_candidates, sample
-from kvlab.kernels.interface import AttentionMetadata, Backend
+from kvlab.kernels.interface import AttentionMetadata, Backend, UnsupportedError
 from kvlab.kernels.torch_backend import TorchBackend
 from kvlab.model.loading import LoadedModel
 from kvlab.types import BlockTransfer, Candidate, Outcome, Plan, ScheduledSeq, TokenLogprobs, UserError
@@ -65,17 +66,50 @@ class TorchRunner:
         """Allocate the KV tensors and forget every sequence.
 
         Raises:
-            UserError: the model has too few positions for `max_model_len`, an unknown kv_dtype, or not enough memory.
+            UserError: the model has too few positions for `max_model_len`, an unknown kv_dtype, something the backend has no
+                kernels for, or not enough memory.
         """
         shape = self._loaded.config
         if config.max_model_len > shape.max_position_embeddings:
             raise UserError(f"max_model_len = {config.max_model_len} is not allowed: model {self._loaded.name!r} has"
                             f" {shape.max_position_embeddings} positions. Use at most that.")  # fmt: skip
         dtype = storage_dtype(config.kv_dtype)
+        try:
+            self._backend.check(shape.head_dim, shape.num_heads, shape.num_kv_heads, config.block_size, self._model.dtype, dtype,
+                                config.window, self._device)  # fmt: skip
+        except UnsupportedError as error:
+            raise UserError(str(error)) from error
         self.close()
+        block_bytes = KVTensors.bytes_per_block(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
+        check_fits("num_blocks", config.num_blocks, block_bytes, free_memory(self._device), str(self._device))
+        taken = config.num_blocks * block_bytes if self._device.type == "cpu" else 0
+        check_fits("num_cpu_blocks", config.num_cpu_blocks, block_bytes, available_memory() - taken, "cpu")
         self._kv = KVTensors(shape.num_layers, config.num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim, dtype,
                              self._device, config.num_cpu_blocks, config.kv_scales)  # fmt: skip
         self._config = config
+
+    def kv_budget(self, limits: Limits) -> int:
+        """Bytes for the gpu tier: see `kvlab.engine.runners.memory`."""
+        if self._device.type != "cuda":
+            return int(limits.memory_fraction * available_memory())
+        return cuda_budget(lambda: self.profile(limits), self._device, limits.gpu_memory_utilization, torch.cuda)
+
+    def profile(self, limits: Limits) -> None:
+        """A forward pass as large as a step may be, and a token for as many sequences: max_num_batched_tokens shared out evenly. All of it
+        reads and writes one block, whose content means nothing."""
+        shape, block_size = self._loaded.config, 16
+        num_seqs = max(min(limits.max_num_seqs, limits.max_num_batched_tokens), -(-limits.max_num_batched_tokens // limits.max_model_len))
+        lens = np.diff(np.arange(num_seqs + 1) * limits.max_num_batched_tokens // num_seqs)
+        lens = lens[np.argsort(lens > 1, kind="stable")]
+        positions_T = ragged_positions(np.zeros(num_seqs, dtype=np.int64), lens)
+        table_SM = np.zeros((num_seqs, -(-int(lens.max()) // block_size)), dtype=np.int64)
+        on_device = self._to_device([positions_T % block_size, positions_T, lens, table_SM.ravel()])
+        meta = AttentionMetadata(on_device[0], on_device[3].view(table_SM.shape), on_device[2], lens.tolist(), lens.tolist(),
+                                 int((lens == 1).sum()), block_size)  # fmt: skip
+        kv = KVTensors(shape.num_layers, 1, block_size, shape.num_kv_heads, shape.head_dim, self._model.dtype, self._device)
+        hidden_TE = self._model.forward(torch.zeros_like(on_device[1]), on_device[1], kv, meta, self._backend)
+        last_S = torch.from_numpy(np.cumsum(lens) - 1).to(self._device)
+        self._model.logits(hidden_TE[last_S]).argmax(dim=-1)
 
     @property
     def kv_bytes_allocated(self) -> int:
