@@ -8,6 +8,7 @@ A slot is block_id * B + offset. A sequence's slots are counted from its first k
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,7 +47,7 @@ class LayerCache:
 
     Attributes:
         k_NBKD, v_NBKD: stored numbers; float types, float8_e4m3fn or int8.
-        k_scale, v_scale: what a stored number is multiplied by. None: by 1. float32 [1]: one scale for the layer (fp8).
+        k_scale, v_scale: what a stored number is multiplied by, both or neither. None: by 1. float32 [1]: one scale for the layer (fp8).
             float16 [N, B, K]: one a slot and KV head, written with the slot (int8).
     """
 
@@ -56,10 +57,20 @@ class LayerCache:
     v_scale: torch.Tensor | None = None
 
 
+class UnsupportedError(ValueError):
+    """A backend can't serve a shape, type or device; the message says what it can. A user's error, raised before work starts."""
+
+
 class Backend(Protocol):
     """What a model and the KV tensors need of the device's kernels."""
 
     name: str
+    paths: Counter[str]
+    """Which way calls went (kernel and launch shape -> calls), where a backend has several; a CUDA graph's replays are not counted."""
+
+    def check(self, head_dim: int, num_heads: int, num_kv_heads: int, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype,
+              window: int | None, device: torch.device) -> None:  # fmt: skip
+        """Raise UnsupportedError if some of it can't be served."""
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         """RMSNorm with weight, [T, E]; float32 inside for half types."""

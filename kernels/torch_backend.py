@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
 from kvlab.kernels.activation import silu_and_mul
@@ -20,6 +22,13 @@ class TorchBackend:
     """
 
     name = "torch"
+
+    def __init__(self) -> None:
+        self.paths: Counter[str] = Counter()
+
+    def check(self, head_dim: int, num_heads: int, num_kv_heads: int, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype,
+              window: int | None, device: torch.device) -> None:  # fmt: skip
+        """It serves everything."""
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         """See `kvlab.kernels.norm`."""

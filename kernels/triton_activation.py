@@ -5,13 +5,11 @@ Shapes: T tokens, F intermediate size.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
 
 from kvlab.kernels.launch import Launch, LaunchConfig
-from kvlab.kernels.triton_common import cast, jit, next_power_of_2, require_device
+from kvlab.kernels.triton_common import Arg, cast, jit, next_power_of_2, require_device
 from kvlab.kernels.work import Work
 
 BLOCK_F = 1024
@@ -19,7 +17,7 @@ BLOCK_F = 1024
 
 
 @jit
-def silu_and_mul_kernel(gate_up_ptr: Any, out_ptr: Any, row_stride: Any, num_columns: Any, BLOCK_F: tl.constexpr) -> None:
+def silu_and_mul_kernel(gate_up_ptr: Arg, out_ptr: Arg, row_stride: Arg, num_columns: Arg, BLOCK_F: tl.constexpr) -> None:
     """One program: BLOCK_F results of a token. silu is rounded before the product, as the reference rounds it."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)

@@ -8,13 +8,11 @@ Shapes: L layers, X keys and values (2), N blocks, n blocks moved; [L, 2, N, ...
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
 
 from kvlab.kernels.launch import Launch, LaunchConfig
-from kvlab.kernels.triton_common import jit, require_device
+from kvlab.kernels.triton_common import Arg, jit, require_device
 from kvlab.kernels.work import Work
 
 WORDS = 1024
@@ -23,7 +21,7 @@ WORDS = 1024
 
 @jit
 def move_blocks_kernel(
-    source_ptr: Any, target_ptr: Any, sources_ptr: Any, targets_ptr: Any, block_words: Any, source_stride_p: Any, target_stride_p: Any,
+    source_ptr: Arg, target_ptr: Arg, sources_ptr: Arg, targets_ptr: Arg, block_words: Arg, source_stride_p: Arg, target_stride_p: Arg,
     HAS_SOURCES: tl.constexpr, HAS_TARGETS: tl.constexpr, WORDS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program: WORDS words of one block of one plane. Without ids, block i of that side is the i-th."""

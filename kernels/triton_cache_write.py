@@ -6,20 +6,18 @@ Shapes: T tokens, K KV heads, D head size, N blocks, B block size.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
 
 from kvlab.kernels.interface import LayerCache
 from kvlab.kernels.launch import Launch, LaunchConfig
 from kvlab.kernels.quantize import QUANTIZED
-from kvlab.kernels.triton_common import INTERPRET, cast, fp8_readable, jit, next_power_of_2, require_device
+from kvlab.kernels.triton_common import INTERPRET, Arg, cast, fp8_readable, jit, next_power_of_2, require_device
 from kvlab.kernels.work import Work
 
 
 @jit
-def divide(x: Any, y: Any) -> Any:
+def divide(x: Arg, y: Arg) -> Arg:
     """x / y in float32, correctly rounded (a plain `/` compiles to an approximation)."""
     if INTERPRET:
         return x / y
@@ -28,7 +26,7 @@ def divide(x: Any, y: Any) -> Any:
 
 
 @jit
-def fp8_bits(x: Any) -> Any:
+def fp8_bits(x: Arg) -> Arg:
     """float32 -> the bits of float8 e4m3, nearest even, saturating; for GPUs without the type. NaN is 0x7F."""
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
@@ -44,7 +42,7 @@ def fp8_bits(x: Any) -> Any:
 
 
 @jit
-def pack(x: Any, scale: Any, kind: tl.constexpr, FP8_BITS: tl.constexpr) -> Any:
+def pack(x: Arg, scale: Arg, kind: tl.constexpr, FP8_BITS: tl.constexpr) -> Arg:
     """float32 numbers as the cache's type, divided by `scale` where that is int8 or fp8."""
     if kind == tl.int8:
         steps = divide(x, tl.where(scale == 0, 1.0, scale))
@@ -65,8 +63,8 @@ def pack(x: Any, scale: Any, kind: tl.constexpr, FP8_BITS: tl.constexpr) -> Any:
 
 @jit
 def cache_write_kernel(
-    k_ptr: Any, v_ptr: Any, k_cache_ptr: Any, v_cache_ptr: Any, k_scale_ptr: Any, v_scale_ptr: Any, slots_ptr: Any,
-    k_stride_t: Any, k_stride_h: Any, v_stride_t: Any, v_stride_h: Any, num_kv_heads: Any,
+    k_ptr: Arg, v_ptr: Arg, k_cache_ptr: Arg, v_cache_ptr: Arg, k_scale_ptr: Arg, v_scale_ptr: Arg, slots_ptr: Arg,
+    k_stride_t: Arg, k_stride_h: Arg, v_stride_t: Arg, v_stride_h: Arg, num_kv_heads: Arg,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, SCALES: tl.constexpr, FP8_BITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program: K (axis 1 at 0) or V (at 1) of a token, BLOCK_K heads at a time. SCALES: 0 none, 1 the layer's, 2 the slot's own."""
@@ -83,7 +81,7 @@ def cache_write_kernel(
 
 @jit
 def _write(
-    x_ptr: Any, head_stride: Any, cache_ptr: Any, scale_ptr: Any, slot: Any, num_kv_heads: Any,
+    x_ptr: Arg, head_stride: Arg, cache_ptr: Arg, scale_ptr: Arg, slot: Arg, num_kv_heads: Arg,
     HEAD_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, SCALES: tl.constexpr, FP8_BITS: tl.constexpr,
 ) -> None:  # fmt: skip
     columns = tl.arange(0, BLOCK_D)
@@ -144,12 +142,10 @@ def launch(k_TKD: torch.Tensor, v_TKD: torch.Tensor, cache: LayerCache, slot_map
 
 
 def write_scales(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """(K's, V's, SCALES of the kernel): where only one of them has a scale of the layer, the other's is 1."""
-    if cache.k_scale is None and cache.v_scale is None:
+    """(K's, V's, SCALES of the kernel)."""
+    if cache.k_scale is None or cache.v_scale is None:
         return cache.k_NBKD, cache.k_NBKD, 0  # not read
-    one = torch.ones(1, dtype=torch.float32, device=cache.k_NBKD.device)
-    k_scale, v_scale = (one if scale is None else scale for scale in (cache.k_scale, cache.v_scale))
-    return k_scale, v_scale, 1 if k_scale.dim() == 1 else 2
+    return cache.k_scale, cache.v_scale, 1 if cache.k_scale.dim() == 1 else 2
 
 
 def work(num_tokens: int, num_kv_heads: int, head_dim: int, itemsize: int, storage: torch.dtype) -> Work:

@@ -6,13 +6,11 @@ Shapes: T tokens, E hidden size.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
 
 from kvlab.kernels.launch import Launch, LaunchConfig
-from kvlab.kernels.triton_common import cast, jit, next_power_of_2, require_device
+from kvlab.kernels.triton_common import Arg, cast, jit, next_power_of_2, require_device
 from kvlab.kernels.work import Work
 
 MAX_HIDDEN = 16384
@@ -21,7 +19,7 @@ MAX_HIDDEN = 16384
 
 @jit
 def rms_norm_kernel(
-    x_ptr: Any, residual_ptr: Any, weight_ptr: Any, out_ptr: Any, x_stride: Any, residual_stride: Any, num_columns: Any, eps: Any,
+    x_ptr: Arg, residual_ptr: Arg, weight_ptr: Arg, out_ptr: Arg, x_stride: Arg, residual_stride: Arg, num_columns: Arg, eps: Arg,
     HAS_RESIDUAL: tl.constexpr, BLOCK_E: tl.constexpr,
 ) -> None:  # fmt: skip
     """out = norm(x) * weight, or residual += x; out = norm(residual) * weight. Half types are rounded where the reference rounds."""

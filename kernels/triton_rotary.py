@@ -7,8 +7,6 @@ C keys moved.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
 
@@ -16,7 +14,7 @@ from kvlab.kernels.interface import LayerCache
 from kvlab.kernels.launch import Launch, LaunchConfig
 from kvlab.kernels.quantize import FP8, as_movable, dequantize, quantize_fp8, quantize_int8
 from kvlab.kernels.triton_cache_write import pack
-from kvlab.kernels.triton_common import cast, dequantise, fp8_readable, jit, next_power_of_2, require_device
+from kvlab.kernels.triton_common import Arg, cast, dequantise, fp8_readable, jit, next_power_of_2, require_device
 from kvlab.kernels.work import Work
 
 # ------------------------------------------------------------------ new queries and keys
@@ -24,8 +22,8 @@ from kvlab.kernels.work import Work
 
 @jit
 def rotary_kernel(
-    x_ptr: Any, cos_ptr: Any, sin_ptr: Any, out_ptr: Any, x_stride_t: Any, x_stride_h: Any, cos_stride: Any, sin_stride: Any,
-    num_heads: Any,
+    x_ptr: Arg, cos_ptr: Arg, sin_ptr: Arg, out_ptr: Arg, x_stride_t: Arg, x_stride_h: Arg, cos_stride: Arg, sin_stride: Arg,
+    num_heads: Arg,
     HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program: BLOCK_H heads of a token. out[first] = x1 cos1 + x2 sin1, out[second] = x2 cos2 + x1 sin2."""
@@ -94,7 +92,7 @@ def work(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) -> Work:
 
 @jit
 def rerotate_kernel(
-    k_ptr: Any, scale_ptr: Any, table_ptr: Any, slots_ptr: Any, moves_ptr: Any, num_kv_heads: Any, table_stride_p: Any, table_stride_x: Any,
+    k_ptr: Arg, scale_ptr: Arg, table_ptr: Arg, slots_ptr: Arg, moves_ptr: Arg, num_kv_heads: Arg, table_stride_p: Arg, table_stride_x: Arg,
     HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, SCALES: tl.constexpr, FP8_BITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program: one KV head of one key. SCALES: 0 none, 1 the layer's, 2 the slot's own (which is found anew)."""

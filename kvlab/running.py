@@ -105,6 +105,8 @@ def run(
             summary = _summary(recorder, plain["record"], Goals(**plain.get("goals", {})))
             if isinstance(parts.runner, SimulatedRunner):
                 summary["step_cost"] = describe_cost(parts.runner.cost, recorder.steps(WORK_COLUMNS))
+            if parts.backend is not None and parts.backend.paths:
+                summary["kernel_paths"] = dict(sorted(parts.backend.paths.items()))
             _refuse_nothing_served(summary, recorder)
             out.finish(summary)
             _log.info("finished: %d requests, %d steps", summary["num_requests"], summary["num_steps"])
@@ -136,7 +138,8 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
               "dtype": parts.dtype}  # fmt: skip
     shown = _yaml(config | _described(setup.given))
     key = identity(config, parts.checksum, setup.given)
-    out.start(shown, parts.device, name=name, identity=key, notes=[*setup.workload.notes, *parts.notes, *unable, *chosen[:1]],
+    backend = None if parts.backend is None else parts.backend.name
+    out.start(shown, parts.device, backend, name=name, identity=key, notes=[*setup.workload.notes, *parts.notes, *unable, *chosen[:1]],
               **({"block_sizing": chosen} if chosen else {}))  # fmt: skip
     engine = make_engine(sizes, setup.policies, parts, listeners)
     _log.info("%s on %s: %d blocks of %d tokens, max_model_len %d", parts.dtype, parts.device, sizes.num_blocks, sizes.block_size,

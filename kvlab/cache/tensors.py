@@ -73,7 +73,7 @@ class KVTensors:
         self.num_layers, self.num_blocks, self.num_cpu_blocks = num_layers, num_blocks, num_cpu_blocks
         self.block_size, self.num_kv_heads, self.head_dim = block_size, num_kv_heads, head_dim
         self.dtype, self.device = dtype, torch.device(device)
-        layer_scales = [_layer_scales(scale, num_layers, dtype, self.device) for scale in scales]
+        layer_scales = _layer_scales(scales, num_layers, dtype, self.device)
         self.gpu, self.gpu_scales = self._allocate("num_blocks", num_blocks, self.device, pinned=False)
         self.cpu, self.cpu_scales = self._allocate("num_cpu_blocks", num_cpu_blocks, torch.device("cpu"), self.device.type == "cuda")
         # Views are made once: indexing a six-dimensional tensor in every layer of every step would cost more than it looks.
@@ -146,13 +146,19 @@ class KVTensors:
             backend.scatter_blocks(gpu, [destination for _, destination in pairs], blocks)
 
 
-def _layer_scales(scale: Scales, num_layers: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor | None]:
-    """A float32 [1] a layer, or None where it is 1."""
-    values = [float(value) for value in scale] if isinstance(scale, Sequence) else [float(scale)] * num_layers
-    if len(values) != num_layers:
-        raise UserError(f"{len(values)} scales are not allowed for K or V of {num_layers} layers: one for all, or one a layer.")
-    if any(not 0 < value < float("inf") for value in values):
-        raise UserError(f"Scales of K or V = {scale!r} are not allowed: positive numbers.")
-    if dtype != FP8 and any(value != 1.0 for value in values):
-        raise UserError(f"Scales of K or V = {scale!r} have no effect with {str(dtype).removeprefix('torch.')}: they are for fp8.")
-    return [None if value == 1.0 else torch.tensor([value], dtype=torch.float32, device=device) for value in values]
+def _layer_scales(scales: tuple[Scales, Scales], num_layers: int, dtype: torch.dtype,
+                  device: torch.device) -> list[list[torch.Tensor | None]]:  # fmt: skip
+    """Of K and of V, a float32 [1] a layer; None everywhere if all are 1."""
+    every: list[list[float]] = []
+    for scale in scales:
+        values = [float(value) for value in scale] if isinstance(scale, Sequence) else [float(scale)] * num_layers
+        if len(values) != num_layers:
+            raise UserError(f"{len(values)} scales are not allowed for K or V of {num_layers} layers: one for all, or one a layer.")
+        if any(not 0 < value < float("inf") for value in values):
+            raise UserError(f"Scales of K or V = {scale!r} are not allowed: positive numbers.")
+        if dtype != FP8 and any(value != 1.0 for value in values):
+            raise UserError(f"Scales of K or V = {scale!r} have no effect with {str(dtype).removeprefix('torch.')}: they are for fp8.")
+        every.append(values)
+    if all(value == 1.0 for values in every for value in values):
+        return [[None] * num_layers] * 2
+    return [[torch.tensor([value], dtype=torch.float32, device=device) for value in values] for values in every]

@@ -56,13 +56,14 @@ class RunFolder:
             raise disk_error(wanted, error) from error
         raise UserError(f"{wanted} and its numbered neighbours are all taken. Choose another run folder.")
 
-    def start(self, config_yaml: str, device: str = "", **more: Any) -> None:
-        """Write config, environment and a status of "running". `more` goes into status.json (e.g. identity="...").
+    def start(self, config_yaml: str, device: str = "", backend: str | None = None, **more: Any) -> None:
+        """Write config, environment (with the `backend` of a real model's kernels) and a status of "running". `more` goes into
+        status.json (e.g. identity="...").
 
         May be called again when more is known; the time of the start stays.
         """
         write_text(self.path / "config.yaml", config_yaml)
-        write_json(self.path / "env.json", environment(device))
+        write_json(self.path / "env.json", environment(device) | {"backend": backend})
         self._status = {
             "state": "running", "started": self._status.get("started", _now()), "finished": None,
             "pid": os.getpid(), "process_start": process_start(os.getpid()), "host": socket.gethostname(), **more,
