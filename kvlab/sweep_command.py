@@ -71,7 +71,7 @@ def sweep_command(words: Sequence[str], settings: Mapping[str, Any]) -> SweepCom
     Raises:
         UserError: a wrong value in any point, a folder that holds another sweep, or settings that this sweep can't have.
     """
-    parsed = parse_overrides(words)
+    parsed = parse_overrides([*_axes_of_presets(words), *words])
     hydra = compose_hydra([o.input_line or "" for o in parsed if o.key_or_group.startswith("hydra")])
     basic = str(hydra.sweeper._target_).startswith(BASIC) and hydra.sweeper.max_batch_size is None and not hydra.sweeper.params
     own_names = OmegaConf.to_container(hydra.sweep, resolve=False)["subdir"] != "${hydra.job.num}"  # type: ignore[index, call-overload]
@@ -93,6 +93,15 @@ def sweep_command(words: Sequence[str], settings: Mapping[str, Any]) -> SweepCom
     all_points = grid_points(grid, shared, int(settings.get("repeats", 1)))
     points = open_sweep(root, all_points, settings.get("resume", False), settings.get("on_error") == "stop")
     return SweepCommand(root, points, runner)
+
+
+def _axes_of_presets(words: Sequence[str]) -> list[str]:
+    """The axes that `+experiment=NAME` brings along (its hydra.sweeper.params), as overrides; the command line's own words win."""
+    presets = [word for word in words if word.startswith("+experiment=")]
+    if not presets:
+        return []
+    params = compose_hydra(presets).sweeper.params or {}
+    return [f"{key}={value}" for key, value in params.items()]
 
 
 def _is_range(item: Override) -> bool:

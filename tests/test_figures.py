@@ -17,8 +17,9 @@ import yaml
 
 from kvlab.figures import FigureSpec, Folder, actions, load, manifest, names
 from kvlab.figures.__main__ import main
-from kvlab.figures.points import hydra_points, kind_of, read_sweep
+from kvlab.figures.points import hydra_points, kind_of, point_config, read_sweep
 from kvlab.figures.producing import produce
+from kvlab.sweep_command import sweep_command
 from kvlab.types import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,6 +89,18 @@ def test_the_grid_is_that_of_hydra_with_the_last_key_fastest() -> None:
     assert len(points) == 5 * 5
     assert points[1].overrides == ("+experiment=watermark_curve", "seed=0", "max_num_batched_tokens=8192", "watermark=0.02")
     assert points[-1].values == {"seed": 4, "max_num_batched_tokens": 8192, "watermark": 0.15}
+
+
+def test_the_command_in_a_sweeps_header_runs_the_same_points(tmp_path: Path) -> None:
+    """`python -m kvlab.experiment -m +experiment=NAME`: the preset brings its grid along, and words of the command line win."""
+    folder = load("fairness")
+    command = sweep_command(["+experiment=fairness", f"hydra.sweep.dir={tmp_path / 'all'}"], {})
+    assert command is not None
+    assert [point.config for point in command.points] == [point_config(p) for p in hydra_points(folder, folder.sweeps()[0])]
+    assert [point.label for point in command.points] == ["scheduling=fcfs", "scheduling=vtc"]
+    command = sweep_command(["+experiment=fairness", "scheduling=vtc", "seed=1,2", f"hydra.sweep.dir={tmp_path / 'one'}"], {})
+    assert command is not None
+    assert [point.label for point in command.points] == ["seed=1", "seed=2"]
 
 
 def test_a_sweep_lies_in_the_group_that_its_command_names() -> None:
