@@ -91,8 +91,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[Any], set[str]]] = {
     "forks and swap": ({"mode": "swap", "prefix_cache": "hash"}, {"num_cpu_blocks": 60}, stems(9, 5, n=3, temperature=1.0),
                        {"share", "unshare", "copy", "swap_out", "swap_in", "publish", "hit", "evict"}),
     "beams": ({"prefix_cache": "hash"}, {}, stems(5, 6, beam_width=3), {"share", "unshare", "copy", "evict"}),
-    "radix": ({"prefix_cache": "radix"}, {}, [*(request(f"twin{i}", prompt_of(11, 50), 5) for i in range(2)), *stems(14, 6)], {"share", "hit", "release", "evict", "free"}),
-    "window": ({"prefix_cache": "none", "compression": "window"}, {}, [request(f"r{i}", prompt_of(9, i), 40) for i in range(4)], {"drop"}),
+    "radix": ({"prefix_cache": "radix"}, {}, [*(request(f"twin{i}", prompt_of(11, 50), 5) for i in range(2)), *stems(14, 6)],
+              {"share", "hit", "release", "evict", "free"}),
+    "window": ({"prefix_cache": "none", "compression": "window"}, {}, [request(f"r{i}", prompt_of(9, i), 40) for i in range(4)],
+               {"drop"}),
     "pow2 regions": ({"layout": "contiguous_pow2", "prefix_cache": "none"}, {}, stems(7, 6, n=2, temperature=1.0), {"allocate", "free"}),
     "ring": ({"layout": "ring", "prefix_cache": "none"}, {}, stems(10, 6), {"hit", "release"}),
 }  # fmt: skip
@@ -215,7 +217,7 @@ def test_without_plans_tokens_are_unknown_and_the_widget_says_so(tmp_path):
     assert "record.plans=true" in " ".join(block_map(run).meta["notes"])
 
 
-@pytest.mark.parametrize(("what", "words"), [("missing", "is not a folder"), ("empty", "is not a run's folder (empty)"), ("foreign", "(foreign)")])
+@pytest.mark.parametrize(("what", "words"), [("missing", "is not a folder"), ("empty", "folder (empty)"), ("foreign", "folder (foreign)")])
 def test_what_is_no_run_is_said_in_words(what, words, tmp_path):
     folder = tmp_path / what
     if what != "missing":

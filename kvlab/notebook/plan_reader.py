@@ -17,7 +17,6 @@ import numpy.typing as npt
 from kvlab.trace.store import iter_rows
 from kvlab.types import UserError
 
-
 Ints = npt.NDArray[np.int64]
 
 
@@ -77,12 +76,16 @@ def _read(view: PlanView, tables: dict[int, list[int]], decisions: list[Any], si
         tables.setdefault(seq_id, []).extend(block_ids)
     for seq_id, block_ids in fresh:
         tables[seq_id] = list(block_ids)
+    moved = {seq_id for seq_id, _ in fresh}
     filled = _moved(view, step, swap_out, swap_in, copies, size)
     for seq_id, first, num_new, _, num_dropped, *_ in scheduled:
         table = tables.get(seq_id, [])
         start, end = first - num_dropped, first - num_dropped + num_new
         for i in range(start // size, min(-(-end // size), len(table))):
             filled[table[i]] = max(filled.get(table[i], 0), min(size, end - i * size))
+        if seq_id in moved:  # a region that has grown may have its old blocks behind what is written
+            for block_id in table[-(-end // size) :]:
+                filled.setdefault(block_id, 0)
         if num_new > 1 and table:
             view.chunks.append((step, table[min(len(table), -(-end // size)) - 1], num_new))
     view.fills += ((step, block_id, num) for block_id, num in filled.items())
