@@ -20,12 +20,14 @@ from kvlab.engine.engine import Engine
 from kvlab.engine.runners.backends import make_backend
 from kvlab.engine.runners.base import Runner
 from kvlab.engine.runners.memory import Limits, MeasuresMemory
+from kvlab.engine.runners.parallel_runner import ParallelRunner
 from kvlab.engine.runners.recorded import RecordedRunner
 from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.engine.runners.torch_runner import TorchRunner
 from kvlab.kernels.interface import Backend
 from kvlab.model.config import LlamaConfig
-from kvlab.model.loading import DTYPES, LoadedModel, ModelSpec, load_model
+from kvlab.model.loading import DTYPES, LoadedModel, ModelSpec, load_model, resolve_device
+from kvlab.model.parallel import check_divides, rank_config
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.policies.preemption.mode import CheaperOfBoth, Swap
 from kvlab.policies.registry import by_name, made
@@ -47,6 +49,7 @@ class Parts:
         shape: sizes of the model. dtype: what it computes in. checksum: of its weights. device: in words.
         notes: what a reader of the results should know, a sentence each.
         backend: kernels of a real model; None without one.
+        num_ranks: processes that share the model; each holds its part of every KV block.
     """
 
     runner: Runner
@@ -59,6 +62,7 @@ class Parts:
     checksum: str
     notes: tuple[str, ...] = ()
     backend: Backend | None = None
+    num_ranks: int = 1
 
 
 def cached_model(config: Mapping[str, Any], spec: ModelSpec) -> LoadedModel:
@@ -76,8 +80,24 @@ def cached_model(config: Mapping[str, Any], spec: ModelSpec) -> LoadedModel:
 
 
 def torch_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
-    """runner=torch: a real model."""
+    """runner=torch: a real model; in this process, or shared by tensor_parallel_size others."""
+    if config.get("tensor_parallel_size", 1) > 1:
+        return _parallel_parts(config, spec)
     return parts_of(cached_model(config, spec), config.get("backend", "auto"))
+
+
+def _parallel_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
+    shape, size = spec.shape(), config["tensor_parallel_size"]
+    check_divides(shape, size)
+    kind = resolve_device(config["device"]).type
+    if kind == "cuda" and torch.cuda.device_count() < size:
+        raise UserError(f"tensor_parallel_size = {size} is not allowed: {torch.cuda.device_count()} CUDA devices are visible. Lower it, or "
+                        "use device=cpu.")  # fmt: skip
+    tokenizer, eos_token_ids = spec.text()
+    threads = config.get("threads") or (torch.get_num_threads() if kind == "cpu" else None)
+    runner = ParallelRunner(spec, size, config["dtype"], kind, config.get("backend", "auto"), threads)
+    about = runner.about
+    return Parts(runner, WallClock(), shape, tokenizer, eos_token_ids, about.dtype, about.device, about.checksum, num_ranks=size)
 
 
 def parts_of(loaded: LoadedModel, backend: str = "auto") -> Parts:
@@ -184,7 +204,7 @@ def engine_config(config: Mapping[str, Any], policies: PolicySet, parts: Parts) 
     if max_model_len > limit:
         raise UserError(f"max_model_len = {max_model_len} is not allowed: this model has {limit} positions.")
     block_size = policies.block_sizing.block_size((), max_model_len)
-    block_bytes = block_size * kv_bytes_per_token(parts.shape, policies.kv_dtype.storage(parts.dtype))
+    block_bytes = block_size * kv_bytes_per_token(rank_config(parts.shape, parts.num_ranks), policies.kv_dtype.storage(parts.dtype))
     return EngineConfig(
         num_blocks=_num_blocks(config, parts, block_size, block_bytes, max_model_len), block_size=block_size,
         num_cpu_blocks=config["num_cpu_blocks"], max_num_seqs=config["max_num_seqs"],

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from kvlab.model.config import LlamaConfig, token_id_tuple
 from kvlab.model.llama import Llama, tensor_shapes
 from kvlab.model.loading import DTYPES, LoadedModel
+from kvlab.model.parallel import Shard, sharded
 from kvlab.model.tokenizer import HFTokenizer, Tokenizer
 from kvlab.types import UserError
 
@@ -27,10 +28,11 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 
-def load_folder(folder: Path, name: str, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+def load_folder(folder: Path, name: str, dtype: torch.dtype | None, device: torch.device, shard: Shard | None = None) -> LoadedModel:
     """Load a Llama from a Hugging Face folder.
 
     Args:
+        shard: load this rank's part; only that goes to the device.
         dtype: None takes float32 on a CPU, elsewhere the dtype the weights were saved in.
 
     Raises:
@@ -45,7 +47,8 @@ def load_folder(folder: Path, name: str, dtype: torch.dtype | None, device: torc
         weights = Weights(folder, stack)
         weights.check(tensor_shapes(config), config.tie_word_embeddings)
         checksum = weights.checksum()
-        model = Llama(config, lambda tensor: weights.get(tensor).to(dtype=wanted, device=device))
+        get = weights.get if shard is None else sharded(config, weights.get, shard)  # cut on the CPU, where the file is mapped
+        model = Llama(config, lambda tensor: get(tensor).to(dtype=wanted, device=device), shard)
     return LoadedModel(model, config, tokenizer, name, checksum, eos_token_ids)
 
 

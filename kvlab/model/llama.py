@@ -17,6 +17,7 @@ from kvlab.kernels.interface import AttentionMetadata, Backend, LayerCache
 from kvlab.kernels.norm import rms_norm
 from kvlab.model.config import LlamaConfig
 from kvlab.model.linear import Linear
+from kvlab.model.parallel import Shard, embed, rank_config
 from kvlab.model.rope import rotary_table
 
 GetTensor = Callable[[str], torch.Tensor]
@@ -46,10 +47,14 @@ class Llama:
 
     Args:
         config: its shape.
-        get: name in a Hugging Face checkpoint -> tensor, already of the wanted dtype and device.
+        get: name in a Hugging Face checkpoint -> tensor, already of the wanted dtype and device (and cut: kvlab.model.parallel.sharded).
+        shard: the rank this is of several (`config` is the whole model's all the same, `self.config` the rank's); None: all of it.
     """
 
-    def __init__(self, config: LlamaConfig, get: GetTensor) -> None:
+    def __init__(self, config: LlamaConfig, get: GetTensor, shard: Shard | None = None) -> None:
+        self._shard, self._vocab_size = shard, config.vocab_size
+        if shard is not None:
+            config = rank_config(config, shard.size)
         self.config = config
         self.embed_VE = get("model.embed_tokens.weight")
         self.layers = [_layer(config, get, f"model.layers.{i}.") for i in range(config.num_layers)]
@@ -73,21 +78,24 @@ class Llama:
         Returns:
             Hidden states [T, E] before the final norm, for `logits`.
         """
-        hidden_TE = self.embed_VE[token_ids_T]
+        shard = self._shard
+        hidden_TE = self.embed_VE[token_ids_T] if shard is None else embed(self.embed_VE, token_ids_T, shard)
         cos_T1D, sin_T1D = self._rotary[positions_T].unbind(1)
         eps = self.config.rms_norm_eps
         for index, layer in enumerate(self.layers):
             normed_TE = backend.rms_norm(hidden_TE, layer.input_norm, eps)
             attended_TE = self._attention(layer, index, normed_TE, cos_T1D, sin_T1D, kv, meta, backend)
-            hidden_TE = layer.o.add_to(hidden_TE, attended_TE)
+            hidden_TE = _add(hidden_TE, layer.o, attended_TE, shard)
             gate_up_T2F = layer.gate_up(backend.rms_norm(hidden_TE, layer.post_norm, eps))
-            hidden_TE = layer.down.add_to(hidden_TE, backend.silu_and_mul(gate_up_T2F))
+            hidden_TE = _add(hidden_TE, layer.down, backend.silu_and_mul(gate_up_T2F), shard)
         return hidden_TE
 
     @torch.inference_mode()
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         """Logits [S, V] of the asked rows of `forward`'s result; float32 for half types, else the model's dtype."""
         logits_SV = self.lm_head(rms_norm(hidden_SE, self.final_norm, self.config.rms_norm_eps))
+        if self._shard is not None:
+            logits_SV = self._shard.comm.all_gather(logits_SV)[:, : self._vocab_size]
         return logits_SV.float() if logits_SV.dtype.itemsize < 4 else logits_SV
 
     def prepare_for_inference(self) -> None:
@@ -121,6 +129,13 @@ def _layer(config: LlamaConfig, get: GetTensor, prefix: str) -> Layer:
         gate_up=linear(config.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
         down=linear(config.mlp_bias, "mlp.down_proj"),
     )
+
+
+def _add(hidden_TE: torch.Tensor, linear: Linear, x_TF: torch.Tensor, shard: Shard | None) -> torch.Tensor:
+    """hidden + linear(x), of which each rank has a part."""
+    if shard is None:
+        return linear.add_to(hidden_TE, x_TF)
+    return hidden_TE.add_(shard.comm.all_reduce(linear(x_TF)))
 
 
 def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:

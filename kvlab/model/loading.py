@@ -9,6 +9,7 @@ import torch
 
 from kvlab.model.config import LlamaConfig
 from kvlab.model.llama import Llama
+from kvlab.model.parallel import Shard
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.types import UserError, unknown_name
 
@@ -21,7 +22,8 @@ class LoadedModel:
     """A model ready to run.
 
     Attributes:
-        model: weights on their device, of their dtype (`model.dtype`, `model.device`).
+        model: weights on their device, of their dtype (`model.dtype`, `model.device`); one rank's, where ranks share a model. `config` is
+            the whole model's.
         tokenizer: None where there is none (dummy weights, a folder without tokenizer.json): token ids only.
         name: short name for tables, e.g. "smollm2". checksum: hex digest that changes when a weight or the config does.
         eos_token_ids: ids that end a text, of generation_config.json, config.json and the tokenizer.
@@ -38,8 +40,9 @@ class LoadedModel:
 class ModelSpec(Protocol):
     """Something that can be loaded; the functions in kvlab.model.specs make them. Cheap to build, compare and print."""
 
-    def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
-        """Load it. `dtype` None: the dtype it was stored in, or float32 on a CPU.
+    def load(self, dtype: torch.dtype | None, device: torch.device, shard: Shard | None = None) -> LoadedModel:
+        """Load it. `dtype` None: the dtype it was stored in, or float32 on a CPU. `shard`: one rank's part (asked for with
+        tensor_parallel_size only).
 
         Raises:
             UserError: it can't be loaded; the message names the file and what to do.
@@ -76,7 +79,8 @@ def resolve_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def load_model(spec: ModelSpec, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto") -> LoadedModel:
+def load_model(spec: ModelSpec, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto",
+               shard: Shard | None = None) -> LoadedModel:  # fmt: skip
     """Load a model: `load_model(smollm2())`, `load_model(hf(path="folder"), "float32", "cpu")`.
 
     "auto" takes float32 on a CPU (half types are slower there unless it has units for them) and the stored dtype on CUDA.
@@ -84,6 +88,7 @@ def load_model(spec: ModelSpec, dtype: str | torch.dtype = "auto", device: str |
     Raises:
         UserError: unknown dtype or device, or whatever the spec refuses.
     """
-    loaded = spec.load(resolve_dtype(dtype), resolve_device(device))
+    more = () if shard is None else (shard,)  # a spec of somebody's own may know nothing of ranks
+    loaded = spec.load(resolve_dtype(dtype), resolve_device(device), *more)
     loaded.model.prepare_for_inference()
     return loaded

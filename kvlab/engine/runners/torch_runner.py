@@ -69,7 +69,7 @@ class TorchRunner:
             UserError: the model has too few positions for `max_model_len`, an unknown kv_dtype, something the backend has no
                 kernels for, or not enough memory.
         """
-        shape = self._loaded.config
+        shape = self._model.config  # of this rank, where there are several
         if config.max_model_len > shape.max_position_embeddings:
             raise UserError(f"max_model_len = {config.max_model_len} is not allowed: model {self._loaded.name!r} has"
                             f" {shape.max_position_embeddings} positions. Use at most that.")  # fmt: skip
@@ -97,7 +97,7 @@ class TorchRunner:
     def profile(self, limits: Limits) -> None:
         """A forward pass as large as a step may be, and a token for as many sequences: max_num_batched_tokens shared out evenly. All of it
         reads and writes one block, whose content means nothing."""
-        shape, block_size = self._loaded.config, 16
+        shape, block_size = self._model.config, 16
         num_seqs = max(min(limits.max_num_seqs, limits.max_num_batched_tokens), -(-limits.max_num_batched_tokens // limits.max_model_len))
         lens = np.diff(np.arange(num_seqs + 1) * limits.max_num_batched_tokens // num_seqs)
         lens = lens[np.argsort(lens > 1, kind="stable")]
