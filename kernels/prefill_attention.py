@@ -70,7 +70,7 @@ def prefill_launch(
             raise ValueError(f"{name} must be contiguous int32 or int64 [{count}], not {tensor.dtype} {list(tensor.shape)}")
     if out.shape != q_THD.shape or out.stride(2) != 1:
         raise ValueError(f"out must be {list(q_THD.shape)} with D contiguous, not {list(out.shape)}")
-    config = config or default_config(paged.head_dim, paged.heads_per_group, q_THD.dtype, capability, max_query_len)
+    config = config or default_config(paged.head_dim, paged.heads_per_group, q_THD.dtype, k_cache_NBKD.dtype, capability, max_query_len)
     heads = min(paged.heads_per_group, config.rows)
     tokens = config.rows // heads
     chunks = -(-paged.heads_per_group // heads)
@@ -86,13 +86,13 @@ def prefill_launch(
 
 
 def default_config(
-    head_dim: int, heads_per_group: int, dtype: torch.dtype, capability: tuple[int, int], max_query_len: int
+    head_dim: int, heads_per_group: int, dtype: torch.dtype, kv_dtype: torch.dtype, capability: tuple[int, int], max_query_len: int
 ) -> LaunchConfig:
     """What compiles without spilling (`shipped_variants` are checked for that), as large as it may be.
 
     16-bit types: 128 rows, on sm_90 two warp groups of 64 (what wgmma takes) with tiles of 64 slots; before it, and for heads of more than
     128, fewer slots or rows, for the registers. Fewer rows where chunks are short. float32: 16 rows, since three tf32 products need each
-    operand in two parts. The pipeline has a stage more for the table look-up before each load.
+    operand in two parts. The pipeline has a stage more for the table look-up before each load, but not where bytes are decoded by shifts.
     """
     padded = max(16, next_power_of_2(head_dim))
     if dtype.itemsize > 2:
@@ -102,7 +102,7 @@ def default_config(
     hopper = capability >= (9, 0)
     tile = 64 if padded <= 64 or (hopper and padded <= 128) else 32
     num_warps = 8 if rows == 128 or (rows == 64 and padded > 128 and not hopper) else 4
-    return LaunchConfig(tile=tile, num_warps=num_warps, num_stages=3, rows=rows)
+    return LaunchConfig(tile=tile, num_warps=num_warps, num_stages=2 if kv_dtype.itemsize == 1 and not hopper else 3, rows=rows)
 
 
 def prefill_attention_work(

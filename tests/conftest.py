@@ -6,6 +6,11 @@ import os
 
 import pytest
 
+# Kernels run in Triton's interpreter on a CPU. It must be chosen before anything imports triton, and a process has one mode: tests that
+# compile do it in a subprocess without this variable. KVLAB_TEST_DEVICE=cuda runs the kernels' tests compiled, on a GPU.
+if os.environ.get("KVLAB_TEST_DEVICE", "cpu") == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
