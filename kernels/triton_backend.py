@@ -180,7 +180,7 @@ class TritonBackend:
                 starts.append(starts[-1] + length)
             shapes.query_starts_S1 = torch.tensor(starts, dtype=torch.int64, device=q_THD.device)
             shapes.max_query_len = max(query_lens)
-            shapes.prefill = prefill_config(head_dim, group, q_THD.dtype, self._capability, shapes.max_query_len)
+            shapes.prefill = prefill_config(head_dim, group, q_THD.dtype, cache.k_NBKD.dtype, self._capability, shapes.max_query_len)
         meta.derived = shapes
         return shapes
 

@@ -1,4 +1,4 @@
-"""Kernels that write and move the cache, in Triton's interpreter: the same bits as the torch reference, and nothing but what was asked for."""
+"""Kernels that write and move the cache, in the interpreter: the bits of the torch reference, and nothing but what was asked for."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ def bits(cache: LayerCache) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("storage", STORAGE, ids=lambda storage: str(storage)[6:])
 @pytest.mark.parametrize(("dtype", "block_size", "heads", "head_dim"), [
-    (torch.float32, 1, 1, 64), (torch.float32, 17, 3, 80), (torch.float16, 3, 8, 96), (torch.bfloat16, 16, 5, 128), (torch.float32, 4, 9, 256),
+    (torch.float32, 1, 1, 64), (torch.float32, 17, 3, 80), (torch.float16, 3, 8, 96), (torch.bfloat16, 16, 5, 128),
+    (torch.float32, 4, 9, 256),
 ])  # fmt: skip
-def test_writes_the_references_bits(storage: torch.dtype, dtype: torch.dtype, block_size: int, heads: int, head_dim: int, seed: int) -> None:
+def test_writes_the_references_bits(storage: torch.dtype, dtype: torch.dtype, block_size: int, heads: int, head_dim: int,
+                                    seed: int) -> None:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     num_blocks = max(2, 24 // block_size)
     fused = torch.randn(7, 2 * heads + 3, head_dim, generator=generator, dtype=torch.float64) * 20  # K and V are views, as in the model

@@ -25,11 +25,11 @@ MIN_GAP = 1e-4
 
 
 def requests() -> list[Request]:
-    """Four prompts of 20 to 26 tokens with a common beginning, 6 tokens each; one splits into two samples."""
+    """Three prompts of 20 to 24 tokens with a common beginning, 5 tokens each; one splits into two samples."""
     out = []
-    for number in range(4):
+    for number in range(3):
         tail = [(number * 37 + 5 * i) % 256 for i in range(2 + 2 * number)]
-        sampling = SamplingParams(max_tokens=6, ignore_eos=True, seed=number, **({"n": 2, "temperature": 0.8} if number == 1 else {}))
+        sampling = SamplingParams(max_tokens=5, ignore_eos=True, seed=number, **({"n": 2, "temperature": 0.8} if number == 1 else {}))
         out.append(Request(f"r{number}", PREFIX + tail, sampling))
     return out
 
@@ -42,14 +42,14 @@ def run(backend: Backend, num_blocks: int, block_size: int, budget: int, num_cpu
     return log
 
 
-@pytest.mark.parametrize(("block_size", "num_blocks", "budget", "mode"), [(1, 60, 16, "swap"), (3, 22, 16, "recompute"), (16, 5, 16, "swap")])
-def test_the_tokens_of_torch(block_size: int, num_blocks: int, budget: int, mode: str) -> None:
+@pytest.mark.parametrize(("block_size", "num_blocks", "mode"), [(1, 48, "swap"), (3, 17, "recompute"), (16, 4, "swap")])
+def test_the_tokens_of_torch(block_size: int, num_blocks: int, mode: str) -> None:
     """Chunked prefill, preemption, prefix hits and a fork, all of which must have happened."""
     with Watch(tiny(torch.float32)) as watch:
         expected = run(TorchBackend(), 200, block_size, 200, prefix_cache="none")
     assert watch.smallest_gap() > MIN_GAP
     backend = TritonBackend(CPU)
-    log = run(backend, num_blocks, block_size, budget, num_blocks if mode == "swap" else 0, mode=mode)
+    log = run(backend, num_blocks, block_size, 16, num_blocks if mode == "swap" else 0, mode=mode)
     assert log.outputs == expected.outputs
     assert log.total("num_preemptions") > 0
     assert mode in modes(log)
@@ -63,7 +63,7 @@ def test_the_tokens_of_torch_from_small_numbers(kv_dtype: str) -> None:
     """What storage loses, it loses alike on both: the same bits are written, and read the same."""
     stored = by_name("kv_dtype", "fp8", k_scale=0.01, v_scale=0.01) if kv_dtype == "fp8" else kv_dtype
     expected = run(TorchBackend(), 200, 16, 200, prefix_cache="none", kv_dtype=stored)
-    log = run(TritonBackend(CPU), 22, 3, 16, 22, mode="swap", kv_dtype=stored)
+    log = run(TritonBackend(CPU), 17, 3, 16, 17, mode="swap", kv_dtype=stored)
     assert log.outputs == expected.outputs
     assert log.total("num_preemptions") > 0
 

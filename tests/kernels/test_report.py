@@ -1,0 +1,71 @@
+"""Kernels compiled ahead of time for GPUs that aren't here: in processes of their own, which must not interpret."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlab.kernels import report
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, interpret: bool = False) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"TRITON_INTERPRET": "1"} if interpret else {}
+    return subprocess.run([sys.executable, "-m", "kvlab.kernels.report", *arguments], capture_output=True, text=True, cwd=ROOT, env=env)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_shipped_kernels_compile_without_spills(target: str) -> None:
+    """Both attention kernels among them, with matrix instructions and 128-bit loads (the report's own rules, asserted here again)."""
+    done = run("--target", target)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith(target)]
+    assert all(int(line.split()[2]) <= 16 for line in rows)
+    for kernel in ("decode_kernel", "prefill_kernel"):
+        own = [line.split() for line in rows if kernel in line]
+        assert own
+        assert all(line[4] == "yes" and line[5] in ("mma", "wgmma", "mma wgmma") for line in own)
+    for kernel in ("rms_norm", "rotary", "silu_and_mul", "cache_write", "rerotate", "move_blocks", "reduce"):
+        assert any(f"{kernel}_kernel" in line for line in rows), kernel
+    assert f"{len(rows)} compilations, 0 fall short" in done.stdout
+
+
+@pytest.mark.full
+def test_every_shipped_variant() -> None:
+    done = run("--all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ compilations, 0 fall short", done.stdout)
+
+
+@pytest.mark.slow
+def test_what_the_command_refuses() -> None:
+    done = run(interpret=True)
+    assert (done.returncode, "TRITON_INTERPRET is set" in done.stderr) == (2, True)
+    done = run("--kernel", "no_such")
+    assert (done.returncode, "No kernel's name holds 'no_such'" in done.stderr) == (2, True)
+
+
+def test_what_falls_short_is_shown() -> None:
+    good = report.Row("sm_80", "good_kernel", 40, 8, 1024, True, "mma", ())
+    bad = report.Row("sm_80", "bad_kernel", 255, 480, 1024, False, "", ("480 bytes of stack, more than 16: registers spill",))
+    lines = report.table([good, bad]).splitlines()
+    assert lines[1].split() == ["sm_80", "40", "8", "1024", "yes", "mma", "good_kernel"]
+    assert lines[3] == "       FAULT: 480 bytes of stack, more than 16: registers spill"
+    assert lines[4] == "2 compilations, 1 fall short"
+
+
+@pytest.mark.parametrize(("ptx", "is_wide"), [
+    ("cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;", True), ("ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 ];", True),
+    ("ld.global.L1::evict_last.v2.b64 { %rd1, %rd2 }, [ %rd3 ];", True), ("cp.async.ca.shared.global [ %r1 ], [ %rd1 ], 0x4, %r2;", False),
+    ("ld.global.v2.b32 { %r1, %r2 }, [ %rd1 ];", False), ("st.global.v4.b32 [ %rd1 ], { %r1, %r2, %r3, %r4 };", False),
+])  # fmt: skip
+def test_what_counts_as_a_128_bit_load(ptx: str, is_wide: bool) -> None:
+    assert (report.WIDE_LOAD.search(ptx) is not None) == is_wide
