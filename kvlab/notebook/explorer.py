@@ -20,7 +20,7 @@ import plotly.graph_objects as go
 
 from kvlab.notebook.explorer_controls import REAL_WORKLOADS, SIMULATED_WORKLOADS, Controls, Setting
 from kvlab.notebook.explorer_plot import MAX_PINS, NOTHING, STEP_COLUMNS, Curves, Drawing, curves, curves_of, empty_figure
-from kvlab.notebook.parts import STYLE, CopyButton, Message, in_words, runs_table
+from kvlab.notebook.parts import STYLE, CopyButton, Fit, Message, in_words, runs_table
 from kvlab.notebook.quick_start import import_nbformat
 from kvlab.notebook.worker import NewestWins, Stopped, StopSignal
 from kvlab.results import Run, Runs
@@ -73,7 +73,7 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self._num_runs = 0
         self._worker = NewestWins(self._fail)
         self._make_parts()
-        parts = [self._controls(), self._buttons(), self.message, self.fig, self.table, self.frame_view, self.command]
+        parts = [self._controls(), self._buttons(), self.message, self.fig, self.table, self.frame_view, self.command, Fit()]
         super().__init__(parts, layout={"width": "100%"})
         for control in controls.all.values():
             control.observe(self._changed, "value")

@@ -22,7 +22,7 @@ from kvlab.notebook.explorer_plot import redraw
 from kvlab.notebook.lab_cell import Cell, CellError, fault, run_cell, user_namespace
 from kvlab.notebook.lab_race import BOUND, Arena, Entrant, Finish, arenas, conversations, results_frame
 from kvlab.notebook.lab_templates import RIVALS, TEMPLATES
-from kvlab.notebook.parts import COMPARED, STATIC, Message, in_words, number, runs_table, table_html
+from kvlab.notebook.parts import COMPARED, STATIC, Fit, Message, in_words, number, runs_table, table_html
 from kvlab.notebook.quick_start import import_nbformat
 from kvlab.policies.registry import list_policies
 from kvlab.testing import check_policy
@@ -89,7 +89,7 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self._make_parts(seam)
         self._offer(seam, rivals)
         self.code.value = TEMPLATES[seam].strip("\n") + "\n" if source is None else source
-        super().__init__([self._top(), self.code, self.message, self.printed, self.fig, self.table], layout={"width": "100%"})
+        super().__init__([self._top(), self.code, self.message, self.printed, self.fig, self.table, Fit()], layout={"width": "100%"})
         self.template.observe(self._template_chosen, "value")
         self.code.observe(lambda _: self.check(), "num_runs")
 

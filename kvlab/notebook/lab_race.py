@@ -81,7 +81,8 @@ def replay_arena(name: str, trace: str | Path | Sequence[Sequence[Hashable]], ca
 
     def compete(entrants: Sequence[Entrant]) -> Iterator[Finish]:
         for entrant in entrants:
-            results = [replay.replay(trace, entrant.policy, capacity) for capacity in capacities]
+            by_size = {result.capacity: result for result in (replay.replay(trace, entrant.policy, size) for size in capacities)}
+            results = list(by_size.values())  # shares of a small trace may come to the same number of blocks
             sizes = np.array([result.capacity for result in results], dtype=np.float64)
             rates = np.array([100 * result.object_hit_rate for result in results])
             row: dict[str, Any] = {"policy": entrant.name}

@@ -42,6 +42,12 @@ class CopyButton(anywidget.AnyWidget):
     num_copied = traitlets.Int(0).tag(sync=True)
 
 
+class Fit(anywidget.AnyWidget):
+    """Nothing to see: keeps the plots of the box it is in as wide as the box."""
+
+    _esm = STATIC / "fit.js"
+
+
 class Message(w.HTML):  # type: ignore[misc] # ipywidgets has no types
     """A line or two in words: an error, a note, or nothing (then it takes no room)."""
 
