@@ -46,27 +46,25 @@ def produce(
         UserError: a wrong sweep, before anything runs; a run that failed, named by its point.
     """
     started = time.monotonic()
-    frames: list[pd.DataFrame] = []
-    devices: list[str] = []
-    seeds: list[Any] = []
-    num_points = 0
-    for path in folder.sweeps():
-        content = read_sweep(path)
-        kind = kind_of(content)
+    sweeps = [(path, kind_of(content), content) for path in folder.sweeps() for content in [read_sweep(path)]]
+    served = {}
+    for path, kind, _ in sweeps:  # all are composed and checked before the first run
         if kind == "hydra":
             points = [p for p in hydra_points(folder, path, more) if only is None or only(p.values)]
-            configs = [point_config(p) for p in points]
-            frames.append(_served(folder, spec, points, configs, devices, progress))
-            seeds += [c["seed"] for c in configs if c["seed"] not in seeds]
-            num_points += len(points)
+            served[path] = (points, [point_config(p) for p in points])
+    frames: list[pd.DataFrame] = []
+    devices: list[str] = []
+    for path, kind, content in sweeps:
+        if kind == "hydra":
+            frames.append(_served(folder, spec, *served[path], devices, progress))
         elif kind == "replay":
             frames.append(_replayed(path, content["replay"], only))
             devices.append("replay")
-            num_points += len(frames[-1])
         else:
             frames.append(_computed(path, spec, only))
             devices.append("none: computed")
-            num_points += len(frames[-1])
+    seeds = list(dict.fromkeys(config["seed"] for _, configs in served.values() for config in configs))
+    num_points = sum(len(points) for points, _ in served.values()) or sum(map(len, frames))
     frame = pd.concat([f for f in frames if len(f)], ignore_index=True)
     return Produced(frame, num_points, seeds, ", ".join(dict.fromkeys(devices)), time.monotonic() - started)
 
