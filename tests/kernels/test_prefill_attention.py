@@ -25,7 +25,8 @@ def starts_of(query_lens: list[int]) -> torch.Tensor:
 
 
 def check(
-    seed: int, dtype: torch.dtype, head_dim: int, group: int, block_size: int, storage: str, masks: dict[str, Any], config: LaunchConfig | None
+    seed: int, dtype: torch.dtype, head_dim: int, group: int, block_size: int, storage: str, masks: dict[str, Any],
+    config: LaunchConfig | None,
 ) -> None:  # fmt: skip
     """A whole prompt, a chunk over cached slots, nothing, one token over many slots."""
     gen = torch.Generator().manual_seed(seed)
@@ -39,8 +40,8 @@ def check(
         options["sink_logits_H"] = torch.randn(num_kv_heads * group, generator=gen).to(DEVICE)
     scale = head_dim**-0.5
     out = prefill_attention(
-        q, paged.k_NBKD, paged.v_NBKD, paged.tables_SM, starts_of(query_lens), torch.tensor(contexts, device=DEVICE), max(query_lens), scale,
-        k_scale=paged.k_scale, v_scale=paged.v_scale, config=config, **options,
+        q, paged.k_NBKD, paged.v_NBKD, paged.tables_SM, starts_of(query_lens), torch.tensor(contexts, device=DEVICE), max(query_lens),
+        scale, k_scale=paged.k_scale, v_scale=paged.v_scale, config=config, **options,
     )  # fmt: skip
     expected = prefill_attention_reference(
         q.cpu(), paged.k_NBKD.cpu(), paged.v_NBKD.cpu(), paged.tables_SM.cpu(), starts_of(query_lens).cpu(), torch.tensor(contexts),
@@ -54,7 +55,8 @@ def test_covering_grid(index: int, seed: int) -> None:
     """Every head size with every group but one; every block size, storage and mask; 16-slot tiles so that short lengths take several."""
     group = GROUPS[index // 5 + (1 if index % 5 == 4 else 0)]
     config = LaunchConfig(16, 4, 2, 64 if group > 4 else 16)
-    check(seed + index, DTYPES[index % 3], HEAD_DIMS[index % 5], group, BLOCK_SIZES[index % 8], STORAGE[index % 9], MASKS[index % 7], config)
+    dtype, head_dim, block_size = DTYPES[index % 3], HEAD_DIMS[index % 5], BLOCK_SIZES[index % 8]
+    check(seed + index, dtype, head_dim, group, block_size, STORAGE[index % 9], MASKS[index % 7], config)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
