@@ -55,8 +55,8 @@ def check_divides(config: LlamaConfig, size: int) -> None:
                             f"It takes {', '.join(map(str, allowed))}.")  # fmt: skip
     if config.num_kv_heads % size and size % config.num_kv_heads:
         allowed = [n for n in range(1, config.num_heads + 1) if _divides(config, n)]
-        raise UserError(f"tensor_parallel_size = {size} is not allowed: {config.num_kv_heads} KV heads can neither be shared nor replicated "
-                        f"evenly. This model takes {', '.join(map(str, allowed))}.")  # fmt: skip
+        raise UserError(f"tensor_parallel_size = {size} is not allowed: {config.num_kv_heads} KV heads can neither be shared nor "
+                        f"replicated evenly. This model takes {', '.join(map(str, allowed))}.")  # fmt: skip
 
 
 def _divides(config: LlamaConfig, size: int) -> bool:
