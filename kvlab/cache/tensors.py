@@ -122,7 +122,7 @@ class KVTensors:
         """Bytes of the swap space."""
         return self.cpu.nbytes + (0 if self.cpu_scales is None else self.cpu_scales.nbytes)
 
-    def _moved(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def tiers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(gpu, cpu) tensors that a block's content lies in."""
         if self.gpu_scales is None or self.cpu_scales is None:
             return [(self.gpu, self.cpu)]
@@ -130,18 +130,18 @@ class KVTensors:
 
     def copy(self, pairs: Sequence[Pair], backend: Backend) -> None:
         """Copy blocks (source, destination) within the gpu tier; all sources are read before any destination is written."""
-        for gpu, _ in self._moved() if pairs else ():
+        for gpu, _ in self.tiers() if pairs else ():
             backend.copy_blocks(gpu, list(pairs))
 
     def swap_out(self, pairs: Sequence[Pair], backend: Backend) -> None:
         """Move blocks (gpu source, cpu destination). The gpu blocks may be reused once this returns."""
-        for gpu, cpu in self._moved() if pairs else ():
+        for gpu, cpu in self.tiers() if pairs else ():
             blocks = backend.gather_blocks(gpu, [source for source, _ in pairs])
             scatter_blocks(cpu, [destination for _, destination in pairs], blocks.to("cpu"))
 
     def swap_in(self, pairs: Sequence[Pair], backend: Backend) -> None:
         """Move blocks (cpu source, gpu destination)."""
-        for gpu, cpu in self._moved() if pairs else ():
+        for gpu, cpu in self.tiers() if pairs else ():
             blocks = gather_blocks(cpu, [source for source, _ in pairs]).to(self.device)
             backend.scatter_blocks(gpu, [destination for _, destination in pairs], blocks)
 
