@@ -10,7 +10,7 @@ import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -147,7 +147,7 @@ class _Reader:
             self.sentences.append(f"Not everything could be read: {'; '.join(damaged)}.")
         if len(self.steps) and self.total_s > 0:
             tokens = int(self.steps["num_output_tokens"].sum())
-            self.sentences.append(f"{len(self.requests)} recorded requests ended in {_seconds(self.total_s)} and {len(self.steps):,} steps; "
+            self.sentences.append(f"{len(self.requests)} requests ended in {_seconds(self.total_s)} and {len(self.steps):,} steps; "
                                   f"{tokens / self.total_s:,.1f} output tokens/s.")  # fmt: skip
 
     # ------------------------------------------------------------------- time
@@ -235,7 +235,7 @@ class _Reader:
         away = self._away()
         self._row("life spent preempted or swapped out", 100 * away, "% of requests' time", "span_states")
         self.sentences.append(f"{num:,} preemptions: {int(again.sum()):,} tokens ({_percent(share)} of all computed) were computed again, "
-                              f"about {_percent(time_share)} of the run's time, and {moved:,} blocks were swapped; requests spent "
+                              f"about {_percent(time_share)} of the run's time, and {moved:,} blocks swapped; requests spent "
                               f"{_percent(away)} of their life preempted or swapped out.")  # fmt: skip
         if max(share, time_share) >= WORTH:
             gain = f"at most {_percent(share)} fewer tokens to compute, about {_percent(time_share)} of the time; fewer run at once"
@@ -315,7 +315,7 @@ class _Reader:
         return float(np.average(self.steps[column].to_numpy(dtype=np.float64), weights=weights))
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

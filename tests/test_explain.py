@@ -14,8 +14,8 @@ from kvlab.types import BlockEvent, UserError
 
 SIMULATED = (
     "runner=simulated", "model=dummy_llama3_8b", "cost_model=constant", "workload=synthetic",
-    "workload.num_requests=24", "workload.prompt_len={kind: uniform, min: 100, max: 100}", "workload.output_len={kind: uniform, min: 40, max: 40}",
-    "num_blocks=1000", "prefix_cache=none",
+    "workload.num_requests=24", "num_blocks=1000", "prefix_cache=none",
+    "workload.prompt_len={kind: uniform, min: 100, max: 100}", "workload.output_len={kind: uniform, min: 40, max: 40}",
 )  # fmt: skip
 
 

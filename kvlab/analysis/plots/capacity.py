@@ -38,7 +38,7 @@ def miss_ratio_curve(frame: pd.DataFrame, rate: str = "block_hit_rate_any", titl
     """
     replays = _checked(frame, rate)
     trace, semantics = _only(replays, "trace"), _only(replays, "semantics")
-    fig = figure(title or f"Miss ratio over capacity: {_stem(trace)}, semantics {semantics}", 420)
+    fig = figure(title or f"Miss ratio: {_stem(trace)}", 420)
     if replays.empty:
         return nothing(fig, f"no replay has a {rate}")
     order = [p for p in dict.fromkeys(replays["policy"]) if p != OFFLINE] + ([OFFLINE] if (replays["policy"] == OFFLINE).any() else [])
@@ -52,7 +52,8 @@ def miss_ratio_curve(frame: pd.DataFrame, rate: str = "block_hit_rate_any", titl
             x=hits.index, y=1 - hits, name=_offline_name(rate, semantics) if policy == OFFLINE else str(policy),
             mode="lines" if len(hits) > 30 else "lines+markers", hovertemplate="%{y:.3f}", **style,
         )  # fmt: skip
-    fig.update_xaxes(title_text="capacity (blocks)", type="log", dtick=1, tickformat=",d", minor={"dtick": "D1", "ticks": "outside"})
+    fig.update_xaxes(title_text=f"capacity (blocks; semantics {semantics})")
+    fig.update_xaxes(type="log", dtick=1, tickformat=",d", minor={"dtick": "D1", "ticks": "outside"})
     return fig.update_yaxes(title_text=f"miss ratio<br>({RATES[rate]})", rangemode="tozero")
 
 
@@ -65,7 +66,7 @@ def policy_by_capacity(frame: pd.DataFrame, rate: str = "block_hit_rate_any", ti
     """
     replays = _checked(frame, rate)
     trace, semantics = _only(replays, "trace"), _only(replays, "semantics")
-    heading = title or f"Hit rate (%): {_stem(trace)}, semantics {semantics}"
+    heading = title or f"Hit rate (%): {_stem(trace)}"
     if replays.empty:
         return nothing(figure(heading, 300), f"no replay has a {rate}")
     table = 100 * replays.pivot_table(index="policy", columns="capacity_blocks", values=rate, aggfunc="mean")
@@ -78,11 +79,12 @@ def policy_by_capacity(frame: pd.DataFrame, rate: str = "block_hit_rate_any", ti
     fig.add_heatmap(
         z=shade.to_numpy(), x=[f"{c:,}" for c in table.columns], y=[str(p) for p in order], text=np.round(table.to_numpy(), 1),
         texttemplate="%{text:.1f}", colorscale="Blues", reversescale=not has_bound, xgap=1, ygap=1, customdata=table.to_numpy(),
-        colorbar={"title": {"text": what}, "thickness": 14, "outlinewidth": 0}, zmin=min(0.0, float(np.nanmin(shade.to_numpy()))),
+        colorbar={"title": {"text": what, "font": {"size": 12}}, "thickness": 14, "outlinewidth": 0},
+        zmin=min(0.0, float(np.nanmin(shade.to_numpy()))),
         hovertemplate="%{y}, %{x} blocks: %{customdata:.2f} % hits, " + what.replace("<br>", " ") + " %{z:.2f}<extra></extra>",
     )  # fmt: skip
     fig.update_layout(hovermode="closest", margin_t=48)
-    fig.update_xaxes(title_text="capacity (blocks)", type="category", showgrid=False)
+    fig.update_xaxes(title_text=f"capacity (blocks; semantics {semantics})", type="category", showgrid=False)
     return fig.update_yaxes(title_text=f"policy ({RATES[rate]})", autorange="reversed", type="category", showgrid=False, dtick=1)
 
 

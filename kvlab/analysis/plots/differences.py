@@ -62,12 +62,11 @@ def difference(
                 hovertemplate="%{y}: %{customdata[0]:,.5~g} before, %{customdata[1]:,.5~g} after (%{x:+.1f} %)<extra></extra>",
             )  # fmt: skip
     for key in keys:
-        change = f" ({100 * (after[key] / before[key] - 1):+.1f} %)" if before[key] else ""
         fig.add_annotation(
             x=1.01, xref="paper", xanchor="left", y=KNOWN[key], yref="y", showarrow=False, font={"size": 11},
-            text=f"{_short(before[key])} → {_short(after[key])}{change}",
+            text=f"{_short(before[key])} → {_short(after[key])}",
         )  # fmt: skip
-    fig.update_layout(barmode="overlay", hovermode="closest", bargap=0.3, margin_r=210)
+    fig.update_layout(barmode="overlay", hovermode="closest", bargap=0.3, margin_r=120)
     fig.update_xaxes(title_text="change (%)", zeroline=True, zerolinecolor=INK, zerolinewidth=1)
     order = [KNOWN[key] for key in keys]
     return fig.update_yaxes(type="category", categoryorder="array", categoryarray=order, range=[len(order) - 0.5, -0.5], showgrid=False,
