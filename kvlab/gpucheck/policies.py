@@ -1,0 +1,132 @@
+"""Tokens across policies on the card: in float32, every lossless policy must give the tokens of an undisturbed run.
+
+A policy changes the composition of batches and the split of attention, so sums are taken in another order; where float32's two best
+logits lie closer than four times the error measured on this card, the token is arithmetic's to choose. Such ties are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from kvlab.cache.tensors import KVTensors
+from kvlab.engine import EngineConfig, PolicySet
+from kvlab.gpucheck.findings import Finding
+from kvlab.gpucheck.serving import Served, make_runner, serve
+from kvlab.gpucheck.sizes import Sizes
+from kvlab.gpucheck.tokens import forced_logits, prompts, spec_of
+from kvlab.kernels.interface import Backend
+from kvlab.kernels.torch_backend import TorchBackend
+from kvlab.kernels.triton_backend import TritonBackend
+from kvlab.model.loading import LoadedModel, load_model
+from kvlab.policies.eviction import Fifo
+from kvlab.policies.preemption import Lifo
+from kvlab.policies.preemption.mode import Swap
+from kvlab.policies.prefix_cache import Radix
+
+MAX_MODEL_LEN = 1024
+
+
+class Case(NamedTuple):
+    """A setting, and how often its mechanism acted in a run of as many steps more than the undisturbed one; prompts may come twice."""
+
+    name: str
+    config: EngineConfig
+    policies: PolicySet
+    acted: Callable[[Served, int], int]
+    num_rounds: int = 1
+
+
+def cases(sizes: Sizes) -> list[Case]:
+    """Small pools that make requests give way, other block sizes, chunks, swap, sharing, depth 1."""
+    longest = sizes.prompt_len + sizes.num_new
+
+    def config(block_size: int, share: float) -> EngineConfig:
+        blocks = -(-longest // block_size)
+        return EngineConfig(max(blocks + 1, int(share * blocks * sizes.num_prompts)), block_size, max_model_len=MAX_MODEL_LEN,
+                            max_num_seqs=sizes.num_prompts)  # fmt: skip
+
+    swapping = replace(config(5, 0.6), num_cpu_blocks=4 * sizes.num_prompts * longest)
+    chunks = replace(config(17, 2.0), max_num_batched_tokens=max(8, sizes.num_prompts))
+    return [
+        Case("recompute, 3 tokens a block", config(3, 0.6), PolicySet(eviction=Fifo()), lambda run, more: run.total("num_preemptions")),
+        Case("swap, 5 tokens a block", swapping, PolicySet(preemption=Lifo(Swap())), lambda run, more: run.total("swapped_in_blocks")),
+        Case("chunks, 17 tokens a block", chunks, PolicySet(), lambda run, more: more),
+        Case("radix, prompts twice", config(1, 3.0), PolicySet(prefix_cache=Radix()), lambda run, more: run.total("prefix_cache_hits"), 2),
+        Case("depth 1", replace(config(64, 2.0), depth=1), PolicySet(), lambda run, more: len(run.steps)),
+    ]
+
+
+def across_policies(device: torch.device, sizes: Sizes, model: str) -> list[Finding]:
+    """Tokens of each case against an undisturbed run's."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    loaded = load_model(spec_of(model, sizes), torch.float32, device)
+    prompts_ST = prompts(load_model(spec_of(model, sizes), torch.float32, "cpu"), sizes)
+    work = prompts_ST.tolist()
+    runner = make_runner(loaded, device)
+    plain = EngineConfig(4 * sizes.num_prompts * (sizes.prompt_len + sizes.num_new), 16, max_model_len=MAX_MODEL_LEN)
+    wanted = serve(runner, torch.float32, plain, PolicySet(), work, sizes.num_new)
+    tie = 4 * _deviation(loaded, device, prompts_ST, wanted)
+    found = []
+    for case in cases(sizes):
+        got = serve(runner, torch.float32, case.config, case.policies, work * case.num_rounds, sizes.num_new)
+        found.append(_compare(case, got, wanted, loaded, work, tie))
+    return found
+
+
+def _deviation(loaded: LoadedModel, device: torch.device, prompts_ST: torch.Tensor, wanted: Served) -> float:
+    """Largest difference of logits between Triton's and torch's kernels along the wanted tokens."""
+    tokens_ST = torch.cat([prompts_ST, torch.tensor(wanted.tokens)], dim=1)
+    triton = forced_logits(loaded.model, TritonBackend(device), tokens_ST, prompts_ST.shape[1])
+    plain = forced_logits(loaded.model, TorchBackend(), tokens_ST, prompts_ST.shape[1])
+    return float((triton - plain).abs().max())
+
+
+def _compare(case: Case, got: Served, wanted: Served, loaded: LoadedModel, work: list[list[int]], tie: float) -> Finding:
+    num_same = num_ties = num_wrong = 0
+    for index, tokens in enumerate(got.tokens):
+        prompt, right = work[index % len(work)], wanted.tokens[index % len(work)]
+        first = next((at for at, (a, b) in enumerate(zip(tokens, right, strict=True)) if a != b), None)
+        if first is None:
+            num_same += 1
+        elif _gap(loaded, [*prompt, *right[:first]]) < tie:
+            num_ties += 1
+        else:
+            num_wrong += 1
+    acted = case.acted(got, len(got.steps) - len(wanted.steps))
+    note = f"{num_ties} ties (gap under {tie:.2g}), {num_wrong} wrong; the mechanism acted {acted} times"
+    ok = num_wrong == 0 and acted > 0 and num_ties <= max(1, len(got.tokens) // 16)
+    return Finding("policies", "requests with identical tokens", num_same, f"of {len(got.tokens)}", {"case": case.name}, None,
+                   "all, ties at most one in 16", ok, note)  # fmt: skip
+
+
+def _gap(loaded: LoadedModel, ids: list[int]) -> float:
+    """Distance of the two best logits after these tokens."""
+    tokens = torch.tensor([[*ids, 0]])
+    best = forced_logits(loaded.model, TorchBackend(), tokens, len(ids))[0, 0].topk(2).values
+    return float(best[0] - best[1])
+
+
+def swap_round_trip(device: torch.device, sizes: Sizes) -> list[Finding]:
+    """Blocks swapped out, overwritten, and swapped in elsewhere come back bit for bit, in every storage type."""
+    found = []
+    num_heads, head_dim = sizes.heads[1:]
+    backend: Backend = TritonBackend(device)
+    for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8):
+        kv = KVTensors(2, 12, 17, num_heads, head_dim, dtype, device, num_cpu_blocks=6)
+        moved = [kv.gpu] if kv.gpu_scales is None else [kv.gpu, kv.gpu_scales]
+        for tensor in moved:
+            tensor.view(torch.uint8).random_(0, 255)
+        before = [tensor.view(torch.uint8)[:, :, [3, 0, 7]].clone() for tensor in moved]
+        kv.swap_out([(3, 5), (0, 1), (7, 2)], backend)
+        for tensor in moved:
+            tensor.view(torch.uint8).fill_(255)
+        kv.swap_in([(5, 4), (1, 11), (2, 8)], backend)
+        after = [tensor.view(torch.uint8)[:, :, [4, 11, 8]] for tensor in moved]
+        same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        found.append(Finding("swap", "bytes after a round trip", float(same), "", {"dtype": str(dtype).removeprefix("torch.")}, 1.0,
+                             "identical", same))  # fmt: skip
+    return found

@@ -1,0 +1,115 @@
+"""Decoding of a Llama-3-8B shape with random bf16 weights: step time over its floor, host time, and throughput beside transformers'.
+
+Floor of a decode step: weights and the K and V of all sequences, each read once, over the card's measured copy bandwidth.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from kvlab.engine import EngineConfig, PolicySet
+from kvlab.gpucheck.card import Rates
+from kvlab.gpucheck.findings import Finding, at_least, at_most
+from kvlab.gpucheck.serving import Served, make_runner, serve
+from kvlab.gpucheck.sizes import Sizes
+from kvlab.model.loading import LoadedModel, load_model
+from kvlab.model.specs import dummy, tiny
+from kvlab.policies.prefix_cache import NoCache
+
+DTYPE = torch.bfloat16
+PREFILL_TOKENS = 8192
+
+
+def end_to_end(device: torch.device, rates: Rates, sizes: Sizes) -> list[Finding]:
+    """Output tokens a second of a batch that arrives at once, ours and transformers' at its best batch."""
+    spec = tiny() if sizes.model == "tiny" else dummy(sizes.model, sizes.num_layers)
+    loaded = load_model(spec, DTYPE, device)
+    shape = loaded.config
+    length = sizes.num_prompt + sizes.num_output
+    generator = torch.Generator().manual_seed(3)
+    work = torch.randint(0, shape.vocab_size, (sizes.num_seqs, sizes.num_prompt), generator=generator).tolist()
+    found = []
+    runner = make_runner(loaded, device)
+    for depth in (0, 1):
+        config = EngineConfig(sizes.num_seqs * (-(-length // 16)) + 8, 16, max_num_seqs=sizes.num_seqs, depth=depth,
+                              max_num_batched_tokens=PREFILL_TOKENS, max_model_len=length)  # fmt: skip
+        serve(runner, DTYPE, config, PolicySet(prefix_cache=NoCache()), work[:2], 2)  # compiles kernels, warms the allocator
+        found += _ours(serve(runner, DTYPE, config, PolicySet(prefix_cache=NoCache()), work, sizes.num_output), loaded, rates, sizes, depth)
+    runner.close()
+    best = max(finding.value or 0.0 for finding in found if finding.name == "output throughput")
+    del runner
+    theirs = _theirs(loaded, work, sizes, device)
+    their_best = max(finding.value or 0.0 for finding in theirs)
+    goal, ok = at_least(best / their_best, 3.0, "x transformers' best batch")
+    return [*found, *theirs, Finding("end to end", "throughput over transformers'", best / their_best, "x", {}, None, goal, ok)]
+
+
+def _ours(served: Served, loaded: LoadedModel, rates: Rates, sizes: Sizes, depth: int) -> list[Finding]:
+    shape, setting = loaded.config, {"depth": depth}
+    decodes = [stats for stats in served.steps if stats.num_decode_seqs == sizes.num_seqs == stats.num_scheduled_seqs]
+    if not decodes:
+        return [Finding("end to end", "decode step", None, "ms", setting, note="no step decoded all sequences")]
+    step_ms = statistics.median(stats.execute_ms for stats in decodes)
+    kv_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * DTYPE.itemsize
+    read = [_weight_bytes(loaded) + kv_bytes * stats.num_kv_tokens_read for stats in decodes]
+    floor_ms = 1e3 * statistics.median(read) / rates.bytes_per_s
+    host_ms = statistics.median(stats.schedule_ms + stats.commit_ms for stats in decodes)
+    rate = sum(map(len, served.tokens)) / served.seconds
+    goal, ok = at_most(step_ms / floor_ms, 1.3, "x the floor")
+    host_goal, host_ok = at_most(host_ms, 1.0, "ms, or hidden")
+    return [
+        Finding("end to end", "output throughput", rate, "tokens/s", setting),
+        Finding("end to end", "decode step", step_ms, "ms", setting, floor_ms),
+        Finding("end to end", "decode step over its floor", step_ms / floor_ms, "x", setting, 1.0, goal, ok),
+        Finding("end to end", "host time of a decode step", host_ms, "ms", setting, None, host_goal, host_ok),
+    ]
+
+
+def _weight_bytes(loaded: LoadedModel) -> int:
+    """Bytes of weights that a decode step reads: all but the input embedding, of which a row a token is looked up."""
+    shape = loaded.config
+    looked_up = 0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size
+    return (shape.num_parameters - looked_up) * DTYPE.itemsize
+
+
+def _theirs(loaded: LoadedModel, work: list[list[int]], sizes: Sizes, device: torch.device) -> list[Finding]:
+    """transformers' `generate` in static batches of each size. Weights are shared with ours: there is room for one copy only."""
+    model = _their_model(loaded, device)
+    found = []
+    for rows in sizes.their_batches:
+        setting = {"batch": rows}
+        try:
+            _generate(model, work[:rows], 2, device)
+            seconds = _generate(model, work[:rows], sizes.num_output, device)
+            rate = rows * sizes.num_output / seconds
+            found.append(Finding("end to end", "transformers' throughput", rate, "tokens/s", setting, note="one static batch"))
+        except torch.cuda.OutOfMemoryError:
+            found.append(Finding("end to end", "transformers' throughput", None, "tokens/s", setting, note="out of memory"))
+        gc.collect()
+        torch.cuda.empty_cache() if device.type == "cuda" else None
+    return found
+
+
+def _their_model(loaded: LoadedModel, device: torch.device) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**{k: v for k, v in loaded.config.to_hf().items() if k not in ("dtype", "torch_dtype")})
+    with torch.device(device):
+        model: Any = LlamaForCausalLM(config)
+    return model.to(DTYPE).eval()
+
+
+def _generate(model: Any, work: list[list[int]], num_output: int, device: torch.device) -> float:
+    """Seconds."""
+    ids = torch.tensor(work, device=device)
+    start = time.perf_counter()
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_output, min_new_tokens=num_output,
+                             do_sample=False, pad_token_id=0)  # fmt: skip
+    out.cpu()
+    return time.perf_counter() - start

@@ -1,0 +1,106 @@
+"""The GPU check's own parts, and a dry run of the whole script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from kvlab.gpucheck.correctness import attended, relative_error
+from kvlab.gpucheck.pools import contiguous, make_pool
+from kvlab.gpucheck.sizes import FULL
+from kvlab.gpucheck.speed import _asked_share
+from kvlab.gpucheck.timing import summary
+from kvlab.gpucheck.tokens import agreement
+
+CPU = torch.device("cpu")
+
+
+def run_script(*args: str, cuda: bool = False) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if cuda else ""}
+    return subprocess.run([sys.executable, "-m", "kvlab.gpucheck", *args], capture_output=True, text=True, env=env, check=False)
+
+
+@pytest.mark.slow
+def test_a_dry_run_measures_every_section_and_writes_three_files(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    done = run_script("--dry", "--out", str(out))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    report = json.loads((out / "findings.json").read_text())
+    assert report["failures"] == {}
+    assert report["environment"]["dry"] is True
+    frame = pd.read_parquet(out / "findings.parquet")
+    assert set(frame["section"]) == {"card", "correctness", "swap", "decode", "prefill", "tokens", "policies", "end to end"}
+    assert len(frame) == len(report["findings"])
+    judged = frame[frame["ok"].notna()]
+    assert set(judged["section"]) == {"correctness", "swap", "tokens", "policies"}  # a dry run's times mean nothing
+    assert judged["ok"].all()
+    page = (out / "README.md").read_text()
+    assert "Dry run on a CPU" in page
+    assert page.count("| latency block_size=") == 4  # decode at 1 and 16, prefill at 16 and 1
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--sections", "decoed", "--dry"], "decode"),
+        (["--sections", "swap"], "torch sees no CUDA device"),
+        (["--dry", "--out", "OTHER"], "choose another folder"),
+    ],
+)
+def test_what_can_not_start_is_said_in_words(args: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    done = run_script(*[str(tmp_path) if arg == "OTHER" else arg for arg in args])
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_pool_holds_each_sequence_once_and_nan_elsewhere() -> None:
+    pool = make_pool([5, 1, 8], block_size=4, num_kv_heads=2, head_dim=3, dtype=torch.float32, device=CPU, seed=0, poison=True)
+    blocks = [pool.tables_SM[0, :2].tolist(), pool.tables_SM[1, :1].tolist(), pool.tables_SM[2, :2].tolist()]
+    assert len({block for row in blocks for block in row}) == 5
+    assert pool.k_NBKD.shape == (8, 4, 2, 3)  # five blocks and three of nobody
+    assert int(pool.k_NBKD.isnan().all(-1).all(-1).sum()) == 8 * 4 - (5 + 1 + 8)
+    k, v = contiguous(pool, 0)
+    assert k.shape == (5, 2, 3)
+    assert not k.isnan().any()
+    assert torch.equal(v[4], pool.v_NBKD[blocks[0][1], 0])
+
+
+def test_the_reference_is_causal_and_groups_heads() -> None:
+    # Two new tokens over three slots; all scores equal (q = 0), so a result is the mean of the values seen.
+    q = torch.zeros(2, 2, 1)
+    v = torch.tensor([3.0, 6.0, 12.0]).view(3, 1, 1)
+    out = attended(q, torch.ones(3, 1, 1), v, 1.0)
+    assert out[:, 0, 0].tolist() == [4.5, 7.0]
+    assert torch.equal(out[:, 0], out[:, 1])
+
+
+def test_an_error_that_is_not_a_number_never_passes() -> None:
+    wanted = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    assert relative_error(torch.tensor([3.0, 4.5]), wanted) == pytest.approx(0.1)
+    assert not relative_error(torch.tensor([3.0, float("nan")]), wanted) <= 1e9
+
+
+def test_differences_are_excused_only_where_float32_was_undecided() -> None:
+    wanted = torch.tensor([[[1.0, 0.9, 0.0], [1.0, 0.0, 0.0]]])
+    got = torch.tensor([[[0.9, 1.0, 0.0], [0.0, 1.0, 0.0]]])
+    yardstick = wanted + torch.tensor([0.1, 0.0, 0.0])
+    found = agreement(got, wanted, yardstick)
+    assert (found.num_differing, found.num_unexcused, found.top1) == (2, 1, 0.0)  # gaps 0.1 and 1.0, allowed 0.2
+
+
+def test_times_are_medians_and_shares_grow_with_the_block() -> None:
+    assert summary([5.0, 1.0, 9.0, 2.0, 3.0]) == (3.0, 1.0, 9.0)
+    assert [_asked_share(b) for b in (1, 4, 16, 256)] == [0.60, 0.725, 0.85, 0.85]
+    assert FULL.grid_head_dims == (64, 80, 96, 128, 256)
+    assert FULL.grid_group_sizes == (1, 3, 5, 8, 32)
+    assert set(FULL.block_sizes) >= {1, 16, 256}
