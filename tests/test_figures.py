@@ -17,7 +17,7 @@ import yaml
 
 from kvlab.figures import FigureSpec, Folder, actions, load, manifest, names
 from kvlab.figures.__main__ import main
-from kvlab.figures.points import hydra_points, kind_of, point_config, read_sweep
+from kvlab.figures.points import hydra_points, kind_of, point_configs, read_sweep
 from kvlab.figures.producing import produce
 from kvlab.sweep_command import sweep_command
 from kvlab.types import UserError
@@ -87,7 +87,8 @@ def test_the_grid_is_that_of_hydra_with_the_last_key_fastest() -> None:
     folder = load("watermark_curve")
     points = hydra_points(folder, folder.sweeps()[0])
     assert len(points) == 5 * 5
-    assert points[1].overrides == ("+experiment=watermark_curve", "seed=0", "max_num_batched_tokens=8192", "watermark=0.02")
+    assert points[1].shared == ("+experiment=watermark_curve",)
+    assert points[1].words == ("seed=0", "max_num_batched_tokens=8192", "watermark=0.02")
     assert points[-1].values == {"seed": 4, "max_num_batched_tokens": 8192, "watermark": 0.15}
 
 
@@ -96,7 +97,7 @@ def test_the_command_in_a_sweeps_header_runs_the_same_points(tmp_path: Path) -> 
     folder = load("fairness")
     command = sweep_command(["+experiment=fairness", f"hydra.sweep.dir={tmp_path / 'all'}"], {})
     assert command is not None
-    assert [point.config for point in command.points] == [point_config(p) for p in hydra_points(folder, folder.sweeps()[0])]
+    assert [point.config for point in command.points] == point_configs(hydra_points(folder, folder.sweeps()[0]))
     assert [point.label for point in command.points] == ["scheduling=fcfs", "scheduling=vtc"]
     command = sweep_command(["+experiment=fairness", "scheduling=vtc", "seed=1,2", f"hydra.sweep.dir={tmp_path / 'one'}"], {})
     assert command is not None

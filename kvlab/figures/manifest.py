@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from kvlab import __version__
-from kvlab.figures.points import experiment_name, hydra_points, kind_of, point_config, read_sweep
+from kvlab.figures.points import experiment_name, hydra_points, kind_of, point_configs, read_sweep
 from kvlab.figures.producing import Produced
 from kvlab.figures.spec import MANIFEST, RESULTS, FigureSpec, Folder
 from kvlab.trace.run_folder import environment
@@ -39,7 +39,7 @@ def resolved(folder: Folder) -> dict[str, Any]:
     for path in folder.sweeps():
         content = read_sweep(path)
         if kind_of(content) == "hydra":
-            out[experiment_name(folder, path)] = point_config(hydra_points(folder, path)[0])
+            out[experiment_name(folder, path)] = point_configs(hydra_points(folder, path)[:1])[0]
         else:
             out[experiment_name(folder, path)] = content
     return out

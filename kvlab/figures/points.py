@@ -20,9 +20,9 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from kvlab.composition import compose
-from kvlab.config import check_config, to_plain
+from kvlab.config import check_config
 from kvlab.figures.spec import Folder
+from kvlab.sweep_points import Composer
 from kvlab.types import UserError
 
 KINDS = ("hydra", "replay", "compute")
@@ -30,9 +30,11 @@ KINDS = ("hydra", "replay", "compute")
 
 @dataclass(frozen=True)
 class Point:
-    """One run: what the command line would say, and the swept values as columns of the results."""
+    """One run: what the command line would say (`shared` by all points of the sweep, `words` of its own), and the swept values as
+    columns of the results."""
 
-    overrides: tuple[str, ...]
+    shared: tuple[str, ...]
+    words: tuple[str, ...]
     values: Mapping[str, Any]
 
     @property
@@ -77,8 +79,8 @@ def hydra_points(folder: Folder, path: Path, more: Sequence[str] = ()) -> list[P
         combinations = BasicSweeper.split_arguments(parsed, None)[0]
     except HydraException as error:
         raise UserError(f"{path}: hydra.sweeper.params can't be read: {str(error).splitlines()[0]}") from error
-    preset = f"+experiment={experiment_name(folder, path)}"
-    return [Point((preset, *words, *more), dict(_column(word) for word in words)) for words in combinations]
+    shared = (f"+experiment={experiment_name(folder, path)}", *more)
+    return [Point(shared, tuple(words), dict(_column(word) for word in words)) for words in combinations]
 
 
 def _column(word: str) -> tuple[str, Any]:
@@ -88,11 +90,15 @@ def _column(word: str) -> tuple[str, Any]:
     return key.lstrip("+"), text if isinstance(value, (dict, list)) else value
 
 
-def point_config(point: Point) -> dict[str, Any]:
-    """The resolved configuration of a point, checked."""
-    config = to_plain(compose(*point.overrides))
-    check_config(config)
-    return config
+def point_configs(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """The resolved configuration of each point, checked. UserError: a wrong one."""
+    composers: dict[tuple[str, ...], Composer] = {}
+    configs = []
+    for point in points:
+        composer = composers.setdefault(point.shared, Composer(point.shared))
+        configs.append(composer.config(point.values))
+        check_config(configs[-1])
+    return configs
 
 
 def compute_points(path: Path) -> Iterator[dict[str, Any]]:

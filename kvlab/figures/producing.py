@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 import kvlab
-from kvlab.figures.points import Point, compute_points, hydra_points, kind_of, point_config, read_sweep
+from kvlab.figures.points import Point, compute_points, hydra_points, kind_of, point_configs, read_sweep
 from kvlab.figures.spec import FigureSpec, Folder
 from kvlab.progress import Progress
 from kvlab.results import Run
@@ -51,7 +51,7 @@ def produce(
     for path, kind, _ in sweeps:  # all are composed and checked before the first run
         if kind == "hydra":
             points = [p for p in hydra_points(folder, path, more) if only is None or only(p.values)]
-            served[path] = (points, [point_config(p) for p in points])
+            served[path] = (points, point_configs(points))
     frames: list[pd.DataFrame] = []
     devices: list[str] = []
     for path, kind, content in sweeps:
