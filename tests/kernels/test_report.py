@@ -69,3 +69,30 @@ def test_what_falls_short_is_shown() -> None:
 ])  # fmt: skip
 def test_what_counts_as_a_128_bit_load(ptx: str, is_wide: bool) -> None:
     assert (report.WIDE_LOAD.search(ptx) is not None) == is_wide
+
+
+def test_without_triton_and_without_a_gpu() -> None:
+    """An engine on torch needs no Triton; one on Triton says what it needs."""
+    code = """
+import sys, torch
+from kvlab.engine.runners.backends import make_backend
+from kvlab.types import UserError
+cpu = torch.device("cpu")
+try:
+    make_backend("triton", cpu)
+except UserError as error:
+    print(error)
+kernels = [name for name in sys.modules if name.split(".")[0] == "triton" or "triton" in name and name.startswith("kvlab")]
+for name in kernels:
+    del sys.modules[name]
+sys.meta_path.insert(0, type("Nothing", (), {"find_spec": staticmethod(lambda name, *_: (_ for _ in ()).throw(ModuleNotFoundError(name))
+                                                                       if name.split(".")[0] == "triton" else None)}))
+import kvlab, kvlab.assembly
+print(make_backend("auto", cpu).name, make_backend("torch", cpu).name)
+"""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=env)
+    refused, names = done.stdout.splitlines()
+    assert refused.startswith("backend=triton needs a CUDA device, and this run is on cpu: use backend=torch. (For tests,")
+    assert "set TRITON_INTERPRET=1" in refused
+    assert names == "torch torch"
