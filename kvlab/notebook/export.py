@@ -96,12 +96,13 @@ def _is_json(value: Any) -> bool:
 
 # ------------------------------------------------------------------------------------------------ notebooks
 
+_HEAD, _FOOT = "<!--kvlab-head-->", "<!--kvlab-foot-->"
 _TEMPLATE = """{%- extends 'lab/index.html.j2' -%}
-{%- block html_head_js -%}{{ resources.kvlab_head }}{%- endblock html_head_js -%}
+{%- block html_head_js -%}<!--kvlab-head-->{%- endblock html_head_js -%}
 {%- block jupyter_widgets -%}{%- endblock jupyter_widgets -%}
 {%- block html_head_js_mathjax -%}{%- endblock html_head_js_mathjax -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock html_head_js_mermaidjs -%}
-{%- block body_footer -%}{{ resources.kvlab_foot }}{{ super() }}{%- endblock body_footer -%}
+{%- block body_footer -%}<!--kvlab-foot-->{{ super() }}{%- endblock body_footer -%}
 """
 
 
@@ -155,8 +156,11 @@ def _notebook_page(nb: Any, name: str) -> str:
             del cell["outputs"]
     nb.metadata.pop("widgets", None)
     exporter = HTMLExporter(extra_loaders=[DictLoader({"kvlab.html.j2": _TEMPLATE})], template_file="kvlab.html.j2")
-    resources = {"kvlab_head": writer.head(), "kvlab_foot": writer.page.scripts(), "metadata": {"name": name}}
-    return str(exporter.from_notebook_node(nb, resources)[0])
+    page = str(exporter.from_notebook_node(nb, {"metadata": {"name": name}})[0])
+    for mark, text in ((_HEAD, writer.head()), (_FOOT, writer.page.scripts())):  # afterwards: the exporter parses the page, which takes
+        assert page.count(mark) == 1, "the exporter's template has lost its marks"  # seconds for megabytes of code
+        page = page.replace(mark, text)
+    return page
 
 
 class _Outputs:

@@ -59,7 +59,7 @@ class Tier {
 
   fit(width) {
     const most = this.name === "gpu" ? 380 : 120;
-    let cell = Math.min(28, Math.floor(Math.sqrt(width * most / this.num)));
+    let cell = Math.min(36, Math.floor(Math.sqrt(width * most / this.num)));
     cell = Math.max(2, cell);
     let columns = Math.max(1, Math.floor(width / cell));
     if (columns >= 16) columns -= columns % (columns >= 64 ? 16 : 8); // rows begin at round numbers
@@ -196,6 +196,7 @@ function status(view, step) {
   const freed = kinds[6] + kinds[5];
   if (freed) did.push(`${count(freed)} let go`);
   words.push(did.length ? `in this step: ${did.join(", ")}` : "in this step: no block changed hands");
+  if (data.watermark[step]) words.push(`watermark ${count(data.watermark[step])}`);
   const blocked = meta.blocked[step];
   if (blocked) words.push(`first in line waits: ${blocked}`);
   return words.join("  ·  ");
@@ -206,7 +207,7 @@ const NAMES = ["free", "used by one", "shared", "cached, held by none", "free, k
 function detail(view, step, node) {
   const where = view.hover ?? view.pinned;
   if (where === null) {
-    node.replaceChildren(h("h4", {}, "Block details"), h("p", {}, "Point at a block; click to keep it in view. With the keyboard: focus the grid, then the arrow keys."),
+    node.replaceChildren(h("div", { class: "kvlab-name" }, "Block details"), h("p", {}, "Point at a block; click to keep it in view. With the keyboard: focus the grid, then the arrow keys."),
       h("p", {}, "Slider: ← → a step, Page Up / Down many, space plays."));
     return;
   }
@@ -228,7 +229,7 @@ function detail(view, step, node) {
     const from = source === undefined ? "" : ` from ${kind === "copy" ? "" : tier.name === "cpu" ? "gpu " : "cpu "}block ${source}`;
     return h("li", {}, `step ${s}: ${kind.replace("_", " ")}${from}${log.request[r] ? ` (${name(log.request[r])})` : ""}`);
   });
-  node.replaceChildren(h("h4", {}, `Block ${block}${tier.name === "gpu" ? "" : " of " + tier.name}`),
+  node.replaceChildren(h("div", { class: "kvlab-name" }, `Block ${block}${tier.name === "gpu" ? "" : " of " + tier.name}`),
     h("dl", {}, ...rows.flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, value)])),
     list.length ? h("ol", {}, ...list) : h("p", {}, "Not used so far."));
 }
@@ -281,7 +282,7 @@ function build(view, cursor, bar) {
     grids.append(tier.surface.node);
     listen(view, tier);
   }
-  root.append(h("div", { class: "kvlab-head" }, h("h3", { class: "kvlab-title" }, meta.title), h("span", { class: "kvlab-sub" }, tiers[0].title), h("span", { class: "kvlab-spacer" }), choice),
+  root.append(h("div", { class: "kvlab-head" }, h("div", { class: "kvlab-title", role: "heading", "aria-level": "3" }, meta.title), h("span", { class: "kvlab-sub" }, tiers[0].title), h("span", { class: "kvlab-spacer" }), choice),
     legendNode, h("div", { class: "kvlab-body" }, grids, detailNode), statusNode, strip.node, bar.node,
     ...meta.notes.map(note => h("p", { class: "kvlab-note" }, note)));
   return { numbers, strip, detail: detailNode, status: statusNode };

@@ -9,7 +9,7 @@ function render({ model, el }) {
   const stop = h("button", { type: "button", class: "kvlab-stop", onclick: () => { model.set("stop", true); model.save_changes(); stop.disabled = true; stop.textContent = "stopping …"; } }, "■ stop");
   const tiles = Object.fromEntries(["step", "time", "running", "waiting", "swapped", "ended", "preemptions", "KV in use", "output tokens/s"].map(name => [name, h("b", {}, "–")]));
   const legend = [["used", theme.used], ["cached", theme.cached], ["free", theme.free], ["watermark", theme.warn]].map(([name, color]) => h("span", { class: "kvlab-key" }, h("i", { style: `background:${color}` }), name));
-  root.append(h("div", { class: "kvlab-head" }, h("h3", { class: "kvlab-title" }, "Live run"), state, h("span", { class: "kvlab-spacer" }), stop),
+  root.append(h("div", { class: "kvlab-head" }, h("div", { class: "kvlab-title", role: "heading", "aria-level": "3" }, "Live run"), state, h("span", { class: "kvlab-spacer" }), stop),
     h("div", { class: "kvlab-tiles" }, ...Object.entries(tiles).map(([name, node]) => h("div", {}, node, h("span", {}, name)))),
     h("div", { class: "kvlab-legend" }, ...legend), memory.node, h("div", { class: "kvlab-tier" }, "output tokens a second"), speed.node);
   let width = 0, pending = 0;

@@ -24,7 +24,7 @@ async function render({ model, el }) {
     const number = h("b", { style: `min-width:${String(count(num)).length}ch` });
     return { number, node: h("span", { class: "kvlab-key" }, h("i", { style: `background:${color};border:1px solid var(--kv-line)` }), name, number) };
   });
-  root.append(h("div", { class: "kvlab-head" }, h("h3", { class: "kvlab-title" }, meta.title),
+  root.append(h("div", { class: "kvlab-head" }, h("div", { class: "kvlab-title", role: "heading", "aria-level": "3" }, meta.title),
     h("span", { class: "kvlab-sub" }, `${plural(num, "block")} ever cached, ${plural(meta.num_rows, "path")}`), h("span", { class: "kvlab-spacer" }),
     h("div", { class: "kvlab-choice", role: "group", "aria-label": "colour by" }, h("span", {}, "colour by"), ...buttons)),
   h("div", { class: "kvlab-legend" }, ...keys.map(k => k.node), h("span", { class: "kvlab-key" }, h("i", { style: "border:2px solid var(--kv-warn)" }), "hit in this step")),
@@ -79,7 +79,7 @@ async function render({ model, el }) {
   }
   function detail(i) {
     if (i === null) {
-      detailNode.replaceChildren(h("h4", {}, "Cached block"), h("p", {}, "Point at a block; click to keep it in view. Each row is a path from a prompt's first block."));
+      detailNode.replaceChildren(h("div", { class: "kvlab-name" }, "Cached block"), h("p", {}, "Point at a block; click to keep it in view. Each row is a path from a prompt's first block."));
       return;
     }
     const r = log.last[i], name = k => meta.requests[k] || "nobody";
@@ -88,7 +88,7 @@ async function render({ model, el }) {
     const rows = [["state", state], ["place", `block ${data.depth[i]} of its prompts`], ["hits so far", r < 0 ? "0" : count(hits[r])], ["references", r < 0 || log.state[r] === FREE ? "0" : String(log.refs[r])]];
     if (born !== undefined) rows.push(["published", `step ${log.stepOf(born)}, by ${name(log.request[born])}`], ["hash", h("code", {}, data.content[born].toString(16).padStart(8, "0") + "…")]);
     if (held.length) rows.push(["held by", held.slice(0, 5).join(", ") + (held.length > 5 ? ` and ${held.length - 5} more` : "")]);
-    detailNode.replaceChildren(h("h4", {}, `Cached block ${i}`), h("dl", {}, ...rows.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)])),
+    detailNode.replaceChildren(h("div", { class: "kvlab-name" }, `Cached block ${i}`), h("dl", {}, ...rows.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)])),
       h("ol", {}, ...log.history(i, 7).map(k => h("li", {}, `step ${log.stepOf(k)}: ${KINDS[log.kind[k]]}${log.request[k] ? ` (${name(log.request[k])})` : ""}`))));
   }
   function at(event) {

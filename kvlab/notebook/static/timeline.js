@@ -16,7 +16,7 @@ async function render({ model, el }) {
   const axis = canvas(AXIS, { "aria-hidden": "true" });
   const told = h("div", { class: "kvlab-status" }), scroll = h("div", { class: "kvlab-scroll" }, body.node);
   const seen = STATE_NAMES.map((name, i) => [name, colors[i], data.state.includes(i)]).filter(x => x[2]);
-  root.append(h("div", { class: "kvlab-head" }, h("h3", { class: "kvlab-title" }, meta.title), h("span", { class: "kvlab-sub" }, plural(num, "request"))),
+  root.append(h("div", { class: "kvlab-head" }, h("div", { class: "kvlab-title", role: "heading", "aria-level": "3" }, meta.title), h("span", { class: "kvlab-sub" }, plural(num, "request"))),
     h("div", { class: "kvlab-legend" }, ...seen.map(([name, color]) => h("span", { class: "kvlab-key" }, h("i", { style: `background:${color}` }), name))),
     scroll, axis.node, told, bar.node, ...meta.notes.map(note => h("p", { class: "kvlab-note" }, note)));
   let picture = null, left = 0, width = 0, hover = null, pending = 0;
