@@ -6,6 +6,7 @@ Works in scripts, in notebooks, repeatedly, and inside a running `@hydra.main`: 
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,20 +31,25 @@ CONFIG_MODULE, CONFIG_NAME = "kvlab.conf", "config"
 
 @contextmanager
 def _hydra(config_dir: str | Path | None = None) -> Iterator[ConfigLoader]:
-    """Hydra initialised on kvlab's configuration; whatever was initialised before is put back."""
-    backup = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        if config_dir is None:
-            with initialize_config_module(CONFIG_MODULE, job_name="run", version_base=None):
-                _own_launchers()
-                yield GlobalHydra.instance().config_loader()
-        else:
-            with initialize_config_dir(str(Path(config_dir).resolve()), job_name="run", version_base=None):
-                yield GlobalHydra.instance().config_loader()
-    finally:
+    """Hydra initialised on kvlab's configuration; whatever was initialised before is put back. One thread at a time: Hydra's state is the
+    process's, and widgets compose in a thread of their own while a cell may compose too."""
+    with _ONE_AT_A_TIME:
+        backup = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
-        GlobalHydra.instance().hydra = backup
+        try:
+            if config_dir is None:
+                with initialize_config_module(CONFIG_MODULE, job_name="run", version_base=None):
+                    _own_launchers()
+                    yield GlobalHydra.instance().config_loader()
+            else:
+                with initialize_config_dir(str(Path(config_dir).resolve()), job_name="run", version_base=None):
+                    yield GlobalHydra.instance().config_loader()
+        finally:
+            GlobalHydra.instance().clear()
+            GlobalHydra.instance().hydra = backup
+
+
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def _own_launchers() -> None:

@@ -259,7 +259,7 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
     def figure(self) -> go.Figure:
         """What is drawn now as a plain figure, with everything in it: for a page without a kernel, or for saving."""
         with self._lock:
-            fig = go.Figure(self.fig.to_dict())
+            fig = go.Figure(self.fig)
         fig.data = [trace for trace in fig.data if trace.visible is not False]
         return fig.update_layout(title={"text": self.setting.label}, margin_t=110)
 

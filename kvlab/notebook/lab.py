@@ -218,7 +218,7 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
 
     def figure(self) -> go.Figure:
         """The last race as a plain figure: for a page without a kernel, or for saving."""
-        fig = go.Figure(self.fig.to_dict())
+        fig = go.Figure(self.fig)
         fig.data = [trace for trace in fig.data if trace.visible is not False]
         return fig
 

@@ -20,7 +20,7 @@ from kvlab.policies.registry import by_name, made
 from kvlab.results import Run
 from kvlab.running import run
 
-CAPACITIES = (0.05, 0.1, 0.2, 0.4)
+CAPACITIES = (0.02, 0.05, 0.1, 0.2)
 BOUND = "belady"
 
 
@@ -50,7 +50,7 @@ class Arena(NamedTuple):
     compete: Callable[[Sequence[Entrant]], Iterator[Finish]]
 
 
-def conversations(num_sessions: int = 90, seed: int = 7) -> list[list[int]]:
+def conversations(num_sessions: int = 120, seed: int = 7) -> list[list[int]]:
     """A trace made here: requests as lists of block ids. Chats of 1 to 6 turns begin with one of 8 system prompts (the first is the
     most popular), grow by a turn at a time, and go on after others had theirs; every sixth request is a document read once."""
     draw = Random(seed)
@@ -63,11 +63,11 @@ def conversations(num_sessions: int = 90, seed: int = 7) -> list[list[int]]:
         if draw.random() < 1 / 6:
             requests.append([next(fresh) for _ in range(draw.randint(8, 40))])
             continue
-        if started < num_sessions and (len(live) < 12 or draw.random() < 0.3):
+        if started < num_sessions and (len(live) < 40):
             prefix = systems[min(int(draw.expovariate(0.7)), 7)]
             live.append(([*prefix, *(next(fresh) for _ in range(draw.randint(1, 6)))], draw.randint(1, 6)))
             started += 1
-        place = min(int(draw.expovariate(0.25)), len(live) - 1)  # mostly one of the older chats
+        place = min(int(draw.expovariate(0.08)), len(live) - 1)  # mostly one of the older chats
         blocks, turns = live.pop(place)
         requests.append(list(blocks))
         if turns > 1:
