@@ -19,11 +19,11 @@ from kvlab.engine.cost import CostModel, Fitted, ModelShape
 from kvlab.engine.engine import Engine
 from kvlab.engine.runners.backends import make_backend
 from kvlab.engine.runners.base import Runner
+from kvlab.engine.runners.cuda_runner import real_runner
 from kvlab.engine.runners.memory import Limits, MeasuresMemory
 from kvlab.engine.runners.parallel_runner import ParallelRunner
 from kvlab.engine.runners.recorded import RecordedRunner
 from kvlab.engine.runners.simulated import SimulatedRunner
-from kvlab.engine.runners.torch_runner import TorchRunner
 from kvlab.kernels.interface import Backend
 from kvlab.model.config import LlamaConfig
 from kvlab.model.loading import DTYPES, LoadedModel, ModelSpec, load_model, resolve_device
@@ -79,14 +79,14 @@ def cached_model(config: Mapping[str, Any], spec: ModelSpec) -> LoadedModel:
 # ------------------------------------------------------ runners (conf/runner/*.yaml)
 
 
-def torch_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
+def torch_parts(config: Mapping[str, Any], spec: ModelSpec, graph_sizes: Sequence[int] | None = None) -> Parts:
     """runner=torch: a real model; in this process, or shared by tensor_parallel_size others."""
     if config.get("tensor_parallel_size", 1) > 1:
-        return _parallel_parts(config, spec)
-    return parts_of(cached_model(config, spec), config.get("backend", "auto"))
+        return _parallel_parts(config, spec, graph_sizes)
+    return parts_of(cached_model(config, spec), config.get("backend", "auto"), graph_sizes)
 
 
-def _parallel_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
+def _parallel_parts(config: Mapping[str, Any], spec: ModelSpec, graph_sizes: Sequence[int] | None) -> Parts:
     shape, size = spec.shape(), config["tensor_parallel_size"]
     check_divides(shape, size)
     kind = resolve_device(config["device"]).type
@@ -95,13 +95,13 @@ def _parallel_parts(config: Mapping[str, Any], spec: ModelSpec) -> Parts:
                         "use device=cpu.")  # fmt: skip
     tokenizer, eos_token_ids = spec.text()
     threads = config.get("threads") or (torch.get_num_threads() if kind == "cpu" else None)
-    runner = ParallelRunner(spec, size, config["dtype"], kind, config.get("backend", "auto"), threads)
+    runner = ParallelRunner(spec, size, config["dtype"], kind, config.get("backend", "auto"), threads, graph_sizes)
     about = runner.about
     return Parts(runner, WallClock(), shape, tokenizer, eos_token_ids, about.dtype, about.device, about.checksum, num_ranks=size)
 
 
-def parts_of(loaded: LoadedModel, backend: str = "auto") -> Parts:
-    """Parts of a model that is loaded already.
+def parts_of(loaded: LoadedModel, backend: str = "auto", graph_sizes: Sequence[int] | None = None) -> Parts:
+    """Parts of a model that is loaded already. `graph_sizes`: see `CudaRunner`; without effect on a CPU.
 
     Raises:
         UserError: the backend is unknown, or can't run on the model's device.
@@ -110,7 +110,7 @@ def parts_of(loaded: LoadedModel, backend: str = "auto") -> Parts:
     kernels = make_backend(backend, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    return Parts(TorchRunner(loaded, kernels), WallClock(), loaded.config, loaded.tokenizer, loaded.eos_token_ids, dtype, name,
+    return Parts(real_runner(loaded, kernels, graph_sizes), WallClock(), loaded.config, loaded.tokenizer, loaded.eos_token_ids, dtype, name,
                  loaded.checksum, backend=kernels)  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def sample(logits_SV: torch.Tensor, states: Sequence[SamplingState], positions: 
     """
     if all(state.is_plain for state in states):
         return Sampled([(token,) * n for token, n in zip(_greedy(logits_SV), num_samples, strict=True)], [()] * len(states))
-    work_SV = _processed(logits_SV, states, positions)
+    work_SV = processed(logits_SV, states, positions)
     tokens: list[tuple[int, ...]] = [()] * len(states)
     greedy = [row for row, state in enumerate(states) if state.sampling.temperature == 0]
     if greedy:
@@ -133,7 +133,7 @@ def _check(ids: list[int]) -> None:
         raise RuntimeError(f"The model's logits are NaN (or all -inf) in {num_broken} of {len(ids)} rows.")
 
 
-def _processed(logits_SV: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int]) -> torch.Tensor:
+def processed(logits_SV: torch.Tensor, states: Sequence[SamplingState], positions: Sequence[int]) -> torch.Tensor:
     """Logits with end ids masked below min_tokens and with penalties; the input itself where there is nothing to do."""
     masked_rows: list[int] = []
     masked_ids: list[int] = []
@@ -186,6 +186,15 @@ def _portions(logits_SV: torch.Tensor, states: Sequence[SamplingState]) -> Itera
 def _draw(logits_RV: torch.Tensor, ids_RV: torch.Tensor | None, states: Sequence[SamplingState], positions: Sequence[int],
           num_samples: Sequence[int]) -> list[tuple[int, ...]]:  # fmt: skip
     """`num_samples` tokens of each row by inverse CDF."""
+    picked = draw_ids(logits_RV, ids_RV, states, positions, max(num_samples)).tolist()
+    _check([row[0] for row in picked])
+    return [tuple(row[:n]) for row, n in zip(picked, num_samples, strict=True)]
+
+
+def draw_ids(logits_RV: torch.Tensor, ids_RV: torch.Tensor | None, states: Sequence[SamplingState], positions: Sequence[int],
+             width: int) -> torch.Tensor:  # fmt: skip
+    """`width` ids of each row by inverse CDF, [R, width], on the device of the logits; -1 in a row without a number. `ids_RV`: of the
+    logits' columns, None: all in order."""
     params = [state.sampling for state in states]
     scaled_RV = logits_RV.double() / _column(logits_RV, [p.temperature for p in params])
     mass_RV = scaled_RV.sub_(scaled_RV.amax(dim=-1, keepdim=True)).exp_()
@@ -196,7 +205,7 @@ def _draw(logits_RV: torch.Tensor, ids_RV: torch.Tensor | None, states: Sequence
     if any(p.top_p < 1 for p in params):
         mass_RV = keep_top_p(mass_RV, _column(logits_RV, [p.top_p for p in params]))
     cumulative_RV = mass_RV.cumsum(dim=-1)
-    streams = np.array([state.stream for state in states])[:, None] + np.arange(max(num_samples))
+    streams = np.array([state.stream for state in states])[:, None] + np.arange(width)
     seeds = np.array([[state.seed % 2**64] for state in states], dtype=np.uint64)
     uniform_Rn = uniforms(seeds, streams, np.array(positions)[:, None])
     total_R1 = cumulative_RV[:, -1:]
@@ -204,9 +213,7 @@ def _draw(logits_RV: torch.Tensor, ids_RV: torch.Tensor | None, states: Sequence
     ids_Rn = torch.searchsorted(cumulative_RV, torch.from_numpy(uniform_Rn).to(logits_RV.device) * total_R1, right=True)
     if ids_RV is not None:
         ids_Rn = ids_RV.gather(1, ids_Rn.clamp(max=ids_RV.shape[1] - 1))  # a row of NaN points behind the end
-    picked = torch.where(torch.isfinite(total_R1), ids_Rn, -1).tolist()
-    _check([row[0] for row in picked])
-    return [tuple(row[:n]) for row, n in zip(picked, num_samples, strict=True)]
+    return torch.where(torch.isfinite(total_R1), ids_Rn, -1)
 
 
 def _column(like: torch.Tensor, values: list[float]) -> torch.Tensor:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -34,7 +35,7 @@ class ParallelRunner:
 
     Args:
         spec: the model; it must be picklable. size: ranks. dtype, device: as on the command line ("cpu", "cuda"); backend likewise.
-        num_threads: torch threads of all ranks together, on a CPU. timeout_s: for a rank's start and for each of its answers.
+        num_threads: torch threads of all ranks together, on a CPU. graph_sizes: see `CudaRunner`. timeout_s: for a rank's start and for each of its answers.
 
     Raises:
         UserError: whatever loading raises on a rank.
@@ -42,7 +43,7 @@ class ParallelRunner:
     """
 
     def __init__(self, spec: ModelSpec, size: int, dtype: str = "auto", device: str = "cpu", backend: str = "auto",
-                 num_threads: int | None = None, timeout_s: float = TIMEOUT_S) -> None:  # fmt: skip
+                 num_threads: int | None = None, graph_sizes: Sequence[int] | None = None, timeout_s: float = TIMEOUT_S) -> None:  # fmt: skip
         self.size = size
         self._timeout_s = timeout_s
         self._folder = tempfile.mkdtemp(prefix="kvlab-ranks-")
@@ -55,7 +56,8 @@ class ParallelRunner:
                 self._start(rank)
             threads = None if num_threads is None else max(1, num_threads // size)
             for rank, connection in enumerate(self._connections):
-                connection.send(Job(rank, size, spec, dtype, device, backend, threads, str(Path(self._folder) / "meeting"), timeout_s))
+                connection.send(Job(rank, size, spec, dtype, device, backend, threads, str(Path(self._folder) / "meeting"), timeout_s,
+                                    None if graph_sizes is None else tuple(graph_sizes)))  # fmt: skip
             self.about: About = self._answers()[0]
         except BaseException:
             self._kill()

@@ -16,8 +16,8 @@ import torch
 
 from kvlab.engine.runners.backends import make_backend
 from kvlab.engine.runners.communicator import TorchCommunicator
+from kvlab.engine.runners.cuda_runner import real_runner
 from kvlab.engine.runners.memory import Limits
-from kvlab.engine.runners.torch_runner import TorchRunner
 from kvlab.model.loading import ModelSpec, load_model
 from kvlab.model.parallel import Shard
 from kvlab.types import Plan
@@ -36,6 +36,7 @@ class Job:
     num_threads: int | None
     meeting_point: str
     timeout_s: float
+    graph_sizes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Worker:
         backend = make_backend(job.backend, self._device)
         self.comm = TorchCommunicator(job.rank, job.size, self._device, job.meeting_point, job.timeout_s)
         loaded = load_model(job.spec, job.dtype, self._device, Shard(job.rank, job.size, self.comm))
-        self.runner = TorchRunner(loaded, backend)
+        self.runner = real_runner(loaded, backend, job.graph_sizes)
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu"
         self.about = About(str(loaded.model.dtype).removeprefix("torch."), f"{job.size} x {name}", loaded.checksum)
 

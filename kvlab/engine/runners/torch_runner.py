@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kvlab.cache.tensors import KVTensors, storage_dtype
-from kvlab.engine.runners.base import DeviceMemory, Ready, RunnerConfig
+from kvlab.engine.runners.base import DeviceMemory, Handle, Ready, RunnerConfig
 from kvlab.engine.runners.late_tokens import LastTokens
 from kvlab.engine.runners.memory import Limits, available_memory, check_fits, cuda_budget, free_memory
 from kvlab.engine.runners.rows import BlockRows, Ints, ragged_positions
@@ -39,6 +39,28 @@ class Batch:
     positions_T: torch.Tensor
     meta: AttentionMetadata
     last_S: Ints
+    num_samples_S: Ints
+    next_S: Ints
+
+
+@dataclass(slots=True)
+class Numbers:
+    """A plan's forward pass as arrays on the host, decodes first.
+
+    Attributes:
+        order: index into `plan.scheduled` of each of the batch's sequences. rows_S: their rows in the tables.
+        token_ids_T (`LATE` where only the device knows it), positions_T, slots_T, context_S, tables_SM: see `AttentionMetadata`.
+        new_S: new tokens. num_samples_S: tokens to choose after the last. next_S: position they will have.
+    """
+
+    order: Ints
+    rows_S: Ints
+    token_ids_T: Ints
+    positions_T: Ints
+    slots_T: Ints
+    context_S: Ints
+    tables_SM: Ints
+    new_S: Ints
     num_samples_S: Ints
     next_S: Ints
 
@@ -129,7 +151,7 @@ class TorchRunner:
         self._states = {}
         self._last = LastTokens()
 
-    def submit(self, plan: Plan) -> Ready:
+    def submit(self, plan: Plan) -> Handle:
         """Carry out a step.
 
         Raises:
@@ -159,9 +181,13 @@ class TorchRunner:
         for seq_id, block_ids in plan.fresh_tables.items():
             self._rows.replace(seq_id, block_ids)
         self._rows.append(plan.tables)
-        kv.swap_out(_pairs(plan.swap_out), self._backend)
+        self._move(plan, kv)
+
+    def _move(self, plan: Plan, kv: KVTensors) -> None:
+        """Blocks that go out, are copied, come in."""
+        kv.swap_out(pairs(plan.swap_out), self._backend)
         kv.copy([(copy.source, copy.destination) for copy in plan.copies], self._backend)
-        kv.swap_in(_pairs(plan.swap_in), self._backend)
+        kv.swap_in(pairs(plan.swap_in), self._backend)
 
     def _run(self, plan: Plan, kv: KVTensors, config: RunnerConfig) -> Outcome:
         """Forward pass and sampling."""
@@ -169,7 +195,7 @@ class TorchRunner:
             state = self._states[entry.seq_id]
             if state.history is not None:
                 state.write_history(entry.first_position, token_ids)
-        batch = self._batch(plan, config)
+        batch = self._batch(self._numbers(plan, config), config)
         hidden_TE = self._model.forward(batch.token_ids_T, batch.positions_T, kv, batch.meta, self._backend)
         asked = np.flatnonzero(batch.num_samples_S)
         if not len(asked):
@@ -205,8 +231,8 @@ class TorchRunner:
                     logprobs[seq_ids[row]] = row_logprobs
         return Outcome(plan.step, tuple(tokens), forks, candidates, logprobs)
 
-    def _batch(self, plan: Plan, config: RunnerConfig) -> Batch:
-        """The plan as tensors. All index arithmetic is numpy's over the whole batch; one transfer carries it to the device."""
+    def _numbers(self, plan: Plan, config: RunnerConfig) -> Numbers:
+        """All index arithmetic is numpy's over the whole batch."""
         size = len(plan.scheduled)
         fields_SF = np.fromiter(chain.from_iterable(plan.scheduled), np.int64, size * _NUM_FIELDS).reshape(size, _NUM_FIELDS)
         is_prefill = fields_SF[:, 2] > 1
@@ -219,18 +245,22 @@ class TorchRunner:
         slots_T = self._rows.slots(np.repeat(rows_S, new_S), positions_T - np.repeat(dropped_S, new_S), config.block_size)
         context_S = first_S + new_S - dropped_S
         tables_SM = self._rows.tables(rows_S, -(-int(context_S.max()) // config.block_size))
-        on_device = self._to_device([token_ids_T, positions_T, slots_T, context_S, tables_SM.ravel()])
+        return Numbers(order, rows_S, token_ids_T, positions_T, slots_T, context_S, tables_SM, new_S, num_samples_S, first_S + new_S)
+
+    def _batch(self, n: Numbers, config: RunnerConfig) -> Batch:
+        """The same as tensors; one transfer carries it to the device."""
+        on_device = self._to_device([n.token_ids_T, n.positions_T, n.slots_T, n.context_S, n.tables_SM.ravel()])
         meta = AttentionMetadata(
             slot_mapping_T=on_device[2],
-            block_tables_SM=on_device[4].view(tables_SM.shape),
+            block_tables_SM=on_device[4].view(n.tables_SM.shape),
             context_lens_S=on_device[3],
-            context_lens=context_S.tolist(),
-            query_lens=new_S.tolist(),
-            num_decodes=int((new_S == 1).sum()),
+            context_lens=n.context_S.tolist(),
+            query_lens=n.new_S.tolist(),
+            num_decodes=int((n.new_S == 1).sum()),
             block_size=config.block_size,
             window=config.window,
         )
-        return Batch(order, on_device[0], on_device[1], meta, np.cumsum(new_S) - 1, num_samples_S, first_S + new_S)
+        return Batch(n.order, on_device[0], on_device[1], meta, np.cumsum(n.new_S) - 1, n.num_samples_S, n.next_S)
 
     def _to_device(self, arrays: Sequence[Ints]) -> list[torch.Tensor]:
         """Arrays as tensors on the device, through one copy where that is not the CPU."""
@@ -242,5 +272,6 @@ class TorchRunner:
         return list(torch.split(joined.to(self._device, non_blocking=True), [len(array) for array in arrays]))
 
 
-def _pairs(transfers: Sequence[BlockTransfer]) -> list[tuple[int, int]]:
+def pairs(transfers: Sequence[BlockTransfer]) -> list[tuple[int, int]]:
+    """(source, destination) of each."""
     return [(transfer.source, transfer.destination) for transfer in transfers]

@@ -1,0 +1,232 @@
+"""Real decoding on a GPU: a step is queued, and the host waits for it when its outcome is asked for. Runs on a CPU too (for tests).
+
+    plan -> blocks move (own stream) -> decode: graph, or eager forward -> ids chosen on the device -> copied to pinned memory -> a mark
+                                                                                 result(): wait for the mark, read the ids
+
+Ids that a plan names as `LATE` are taken from what the step before left on the device. The only synchronisation of a step is the one in
+`result`. Steps with beams, log-probabilities or penalties choose on the host, as `TorchRunner` does, and wait for the step before.
+
+Shapes: S sequences, T tokens, V vocabulary, R rows of the tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kvlab.cache.tensors import KVTensors
+from kvlab.engine.runners.base import RunnerConfig
+from kvlab.engine.runners.cuda_sampling import choose, needs_host
+from kvlab.engine.runners.cuda_streams import Mark, Streams, streams_of
+from kvlab.engine.runners.cuda_swap import BlockMover
+from kvlab.engine.runners.decode_graphs import DecodeGraphs, StaticBatch, default_sizes
+from kvlab.engine.runners.torch_runner import Numbers, TorchRunner, pairs
+from kvlab.kernels.interface import AttentionMetadata, Backend
+from kvlab.model.loading import LoadedModel
+from kvlab.types import LATE, Outcome, Plan, UserError
+
+
+class CudaRunner(TorchRunner):
+    """Runs plans without waiting for them.
+
+    Args:
+        loaded, backend: as for `TorchRunner`. streams: of the model's device.
+        graph_sizes: batch sizes recorded as graphs; None: `default_sizes`; (): no graphs. On CUDA the Triton backend's only: the torch
+            backend makes its indices on the host.
+
+    Attributes:
+        paths: steps by the way they went: "graph[SIZE]", "eager", "host" (chosen there).
+    """
+
+    def __init__(self, loaded: LoadedModel, backend: Backend | None = None, streams: Streams | None = None,
+                 graph_sizes: Sequence[int] | None = None) -> None:  # fmt: skip
+        super().__init__(loaded, backend)
+        self._streams = streams or streams_of(self._device)
+        self._graph_sizes = graph_sizes
+        self._forget()
+
+    def _forget(self) -> None:
+        self.paths = Counter[str]()
+        self._mover: BlockMover | None = None
+        self._graphs: DecodeGraphs | None = None
+        self._last_R = torch.zeros(0, dtype=torch.int64, device=self._device)
+        self._previous: Pending | None = None
+
+    def initialize(self, config: RunnerConfig) -> None:
+        """Allocate, and record the graphs."""
+        super().initialize(config)
+        assert self._kv is not None
+        self._mover = BlockMover(self._kv, self._backend, self._streams)
+        sizes = self._sizes(config)
+        if sizes:
+            batch = StaticBatch(max(sizes), -(-config.max_model_len // config.block_size), config.block_size, config.window,
+                                config.max_model_len, self._device, is_exact=self._device.type != "cuda")  # fmt: skip
+            self._graphs = DecodeGraphs(self._logits, batch, sizes, self._streams)
+            self.paths = self._graphs.paths
+
+    def _sizes(self, config: RunnerConfig) -> Sequence[int]:
+        can_record = self._device.type != "cuda" or self._backend.name == "triton"
+        if self._graph_sizes is None:
+            return default_sizes(config.max_num_seqs) if can_record else ()
+        if self._graph_sizes and not can_record:
+            raise UserError(f"runner.graph_sizes = {list(self._graph_sizes)} needs backend=triton on CUDA; backend={self._backend.name} can't "
+                            "be recorded. Use runner.graph_sizes=[].")  # fmt: skip
+        return self._graph_sizes
+
+    def _logits(self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:
+        assert self._kv is not None
+        return self._model.logits(self._model.forward(token_ids_T, positions_T, self._kv, meta, self._backend))
+
+    def close(self) -> None:
+        """Let go of everything."""
+        super().close()
+        self._forget()
+
+    # --------------------------------------------------------------------- a step
+
+    def submit(self, plan: Plan) -> Pending:
+        """Queue a step.
+
+        Raises:
+            RuntimeError: not initialised, or a plan whose tables lack a block.
+        """
+        if self._kv is None or self._config is None:
+            raise RuntimeError("CudaRunner.initialize must be called before the first step.")
+        begin = self._streams.mark()
+        self._apply(plan, self._kv)
+        if any(needs_host(self._states[entry.seq_id]) for entry in plan.scheduled):
+            pending = self._on_host(plan, begin)
+        else:
+            pending = self._queue(plan, begin, self._config)
+        self._previous = pending
+        return pending
+
+    def _move(self, plan: Plan, kv: KVTensors) -> None:
+        assert self._mover is not None
+        self._mover.swap_out(pairs(plan.swap_out))
+        kv.copy([(copy.source, copy.destination) for copy in plan.copies], self._backend)
+        self._mover.swap_in(pairs(plan.swap_in))
+
+    def _on_host(self, plan: Plan, begin: Mark) -> Pending:
+        """As `TorchRunner`, which must know every token."""
+        assert self._kv is not None
+        assert self._config is not None
+        if self._previous is not None:
+            self._previous.result()
+        outcome = self._run(self._last.fill(plan), self._kv, self._config)
+        self.paths["host"] += 1
+        self._note_on_device(plan, outcome)
+        return Pending(self, plan, begin, self._streams.mark(), outcome=outcome)
+
+    def _note_on_device(self, plan: Plan, outcome: Outcome) -> None:
+        """The next step may ask for these there."""
+        known = [(entry.seq_id, ids[0]) for entry, ids in zip(plan.scheduled, outcome.tokens, strict=True) if ids]
+        if known:
+            rows_S = self._rows.rows([seq_id for seq_id, _ in known])
+            ids_S = torch.tensor([token for _, token in known], dtype=torch.int64, device=self._device)
+            self._room(rows_S)[torch.from_numpy(rows_S).to(self._device)] = ids_S
+
+    def _room(self, rows_S: np.ndarray) -> torch.Tensor:
+        """The tokens sampled last, by row."""
+        num = int(rows_S.max()) + 1 if len(rows_S) else 0
+        if num > len(self._last_R):
+            self._last_R = torch.cat((self._last_R, self._last_R.new_zeros(2 * num - len(self._last_R))))
+        return self._last_R
+
+    def _queue(self, plan: Plan, begin: Mark, config: RunnerConfig) -> Pending:
+        """Everything on the device."""
+        if not plan.scheduled:
+            return Pending(self, plan, begin, self._streams.mark(), outcome=Outcome(plan.step, ()))
+        n = self._numbers(plan, config)
+        asked = np.flatnonzero(n.num_samples_S)
+        logits_SV = self._forward(n, asked, config)
+        if logits_SV is None:
+            return Pending(self, plan, begin, self._streams.mark(), outcome=Outcome(plan.step, ((),) * len(plan.scheduled)))
+        entries, counts = n.order[asked].tolist(), n.num_samples_S[asked].tolist()
+        states = [self._states[plan.scheduled[entry].seq_id] for entry in entries]
+        ids_Sn = choose(logits_SV, states, n.next_S[asked].tolist(), counts)
+        (rows_S,) = self._to_device([n.rows_S[asked]])
+        self._room(n.rows_S)[rows_S] = ids_Sn[:, 0]
+        there = torch.empty(ids_Sn.shape, dtype=torch.int64, pin_memory=self._streams.is_pinned).copy_(ids_Sn, non_blocking=True)
+        return Pending(self, plan, begin, self._streams.mark(), there, entries, counts)
+
+    def _forward(self, n: Numbers, asked: np.ndarray, config: RunnerConfig) -> torch.Tensor | None:
+        """Logits of the sequences that choose a token; None: there are none."""
+        assert self._kv is not None
+        num = len(n.order)
+        graphs, size = self._graphs, None
+        if graphs is not None and len(asked) == num == len(n.token_ids_T):
+            size = graphs.size_for(num, n.tables_SM.shape[1])
+        if graphs is not None and size is not None:
+            graphs.batch.fill(size, n.token_ids_T, n.positions_T, n.slots_T, n.context_S, n.tables_SM)
+            self._fill_late(graphs.batch.token_ids(size)[:num], n)
+            return graphs.replay(size, num)
+        self.paths["eager"] += 1
+        batch = self._batch(n, config)
+        self._fill_late(batch.token_ids_T, n)
+        hidden_TE = self._model.forward(batch.token_ids_T, batch.positions_T, self._kv, batch.meta, self._backend)
+        if not len(asked):
+            return None
+        if len(asked) == len(hidden_TE):
+            return self._model.logits(hidden_TE)
+        (last,) = self._to_device([batch.last_S[asked]])
+        return self._model.logits(hidden_TE[last])
+
+    def _fill_late(self, token_ids_T: torch.Tensor, n: Numbers) -> None:
+        """Ids that only the device knows, in place."""
+        late = np.flatnonzero(n.token_ids_T == LATE)
+        if len(late):
+            rows_T = np.repeat(n.rows_S, n.new_S)[late]
+            places, rows = self._to_device([late, rows_T])
+            token_ids_T[places] = self._room(n.rows_S)[rows]
+
+    def taken_in(self, plan: Plan, outcome: Outcome) -> None:
+        """The outcome of a step is known on the host."""
+        self._last.note(plan, outcome)
+        if self._mover is not None:
+            self._mover.finish()
+
+
+class Pending:
+    """A queued step. `ids`: [S, n] where they will be, of the `entries` of the plan that choose `counts` tokens."""
+
+    def __init__(self, runner: CudaRunner, plan: Plan, begin: Mark, end: Mark, ids: torch.Tensor | None = None,
+                 entries: Sequence[int] = (), counts: Sequence[int] = (), outcome: Outcome | None = None) -> None:  # fmt: skip
+        self._runner, self._plan, self._begin, self._end = runner, plan, begin, end
+        self._ids, self._entries, self._counts = ids, entries, counts
+        self._outcome = outcome
+        self._is_timed = False
+
+    def result(self) -> Outcome:
+        """Wait for the device; RuntimeError: logits without a number."""
+        if self._is_timed:
+            assert self._outcome is not None
+            return self._outcome
+        self._end.wait()
+        outcome = self._outcome or self._read()
+        self._outcome = outcome._replace(execute_s=self._end.seconds_since(self._begin))
+        self._is_timed = True
+        self._runner.taken_in(self._plan, self._outcome)
+        return self._outcome
+
+    def _read(self) -> Outcome:
+        assert self._ids is not None
+        ids: list[list[int]] = self._ids.tolist()
+        num_broken = sum(row[0] < 0 for row in ids)
+        if num_broken:
+            raise RuntimeError(f"The model's logits are NaN (or all -inf) in {num_broken} of {len(ids)} rows.")
+        tokens: list[tuple[int, ...]] = [()] * len(self._plan.scheduled)
+        forks: dict[int, tuple[int, ...]] = {}
+        for entry, count, row in zip(self._entries, self._counts, ids, strict=True):
+            tokens[entry] = (row[0],)
+            if count > 1:
+                forks[self._plan.scheduled[entry].seq_id] = tuple(row[1:count])
+        return Outcome(self._plan.step, tuple(tokens), forks)
+
+
+def real_runner(loaded: LoadedModel, backend: Backend, graph_sizes: Sequence[int] | None = None) -> TorchRunner:
+    """The runner for a model's device."""
+    return CudaRunner(loaded, backend, graph_sizes=graph_sizes) if loaded.model.device.type == "cuda" else TorchRunner(loaded, backend)

@@ -1,0 +1,127 @@
+"""Decode steps as recorded graphs: static buffers of a few batch sizes, filled in place; smaller batches are padded.
+
+A padded row computes token 0 at position 0 with one slot of context, reads block 0 and writes nowhere (slot -1); its logits are not looked
+at. Launch shapes are recorded with the graph, so they are chosen for the longest context there may be.
+
+Shapes: S sequences (rows of a size), M blocks of the longest sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from kvlab.engine.runners.cuda_streams import Captured, Streams
+from kvlab.engine.runners.rows import Ints
+from kvlab.kernels.interface import AttentionMetadata
+from kvlab.types import UserError
+
+
+def default_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """1, 2, 4, then every eighth up to 256, every 64th beyond, as far as `max_num_seqs`, which is always the last."""
+    steps = [1, 2, 4, *range(8, 257, 8), *range(320, max_num_seqs + 1, 64)]
+    return (*[size for size in steps if size < max_num_seqs], max_num_seqs)
+
+
+class StaticBatch:
+    """Inputs of a decode batch that stay in place.
+
+    Args:
+        max_rows: rows of the largest size. max_blocks: M. block_size, window: of the run. max_context: slots of the longest sequence.
+        is_exact: tell the backend each row's own context in Python too, anew for every call. Else (a graph is recorded once) the longest.
+    """
+
+    NUM_COLUMNS = 4
+    """Beside the table: token, position, slot, context."""
+
+    def __init__(self, max_rows: int, max_blocks: int, block_size: int, window: int | None, max_context: int, device: torch.device,
+                 is_exact: bool) -> None:  # fmt: skip
+        self._block_size, self._window, self._max_context, self._is_exact = block_size, window, max_context, is_exact
+        self.max_blocks = max_blocks
+        pinned = device.type == "cuda"
+        # Two, in turn: a step's copy may still be under way when the next is written.
+        self._hosts = [torch.zeros(max_rows * (self.NUM_COLUMNS + max_blocks), dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+        self._copied: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+        self._inputs = {name: torch.zeros(max_rows, dtype=torch.int64, device=device) for name in ("token", "position", "slot", "context")}
+        self._tables_SM = torch.zeros(max_rows, max_blocks, dtype=torch.int64, device=device)
+        self._is_cuda = pinned
+
+    def fill(self, size: int, token_ids_S: Ints, positions_S: Ints, slots_S: Ints, context_S: Ints, tables_SM: Ints) -> None:
+        """Write a batch of at most `size` rows and pad it; one copy to the device, which the host does not wait for."""
+        num, width = tables_SM.shape
+        host = self._hosts[self._turn]
+        event = self._copied[self._turn]
+        if event is not None:
+            event.synchronize()
+        rows = host.numpy()[: size * (self.NUM_COLUMNS + self.max_blocks)]
+        columns = rows[: size * self.NUM_COLUMNS].reshape(self.NUM_COLUMNS, size)
+        columns[:, num:] = [[0], [0], [-1], [1]]
+        columns[:, :num] = token_ids_S, positions_S, slots_S, context_S
+        table = rows[size * self.NUM_COLUMNS :].reshape(size, self.max_blocks)
+        table[:] = 0
+        table[:num, :width] = tables_SM
+        moved = host[: len(rows)].to(self._tables_SM.device, non_blocking=True)
+        for i, buffer in enumerate(self._inputs.values()):
+            buffer[:size].copy_(moved[i * size : (i + 1) * size])
+        self._tables_SM[:size].copy_(moved[size * self.NUM_COLUMNS :].view(size, self.max_blocks))
+        if self._is_cuda:
+            self._copied[self._turn] = torch.cuda.current_stream().record_event()
+        self._turn = 1 - self._turn
+
+    def token_ids(self, size: int) -> torch.Tensor:
+        """int64 [size], to be overwritten where a token is known on the device only."""
+        return self._inputs["token"][:size]
+
+    def positions(self, size: int) -> torch.Tensor:
+        """int64 [size]."""
+        return self._inputs["position"][:size]
+
+    def meta(self, size: int) -> AttentionMetadata:
+        """Views of the buffers."""
+        context_S = self._inputs["context"][:size]
+        lens = context_S.tolist() if self._is_exact else [self._max_context] * size
+        return AttentionMetadata(self._inputs["slot"][:size], self._tables_SM[:size], context_S, lens, [1] * size, size, self._block_size,
+                                 self._window)  # fmt: skip
+
+
+class DecodeGraphs:
+    """One graph a size.
+
+    Args:
+        forward: (token ids, positions, metadata) -> logits [S, V].
+        sizes: rows, ascending.
+
+    Attributes:
+        paths: "graph[SIZE]" -> steps that replayed it.
+    """
+
+    def __init__(self, forward: Callable[[torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor], batch: StaticBatch,
+                 sizes: Sequence[int], streams: Streams) -> None:  # fmt: skip
+        if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+            raise UserError(f"Sizes of CUDA graphs = {list(sizes)} are not allowed: ascending numbers of sequences, from 1 on.")
+        self.batch, self.sizes, self.paths = batch, tuple(sizes), Counter[str]()
+        self._forward = forward
+        self._graphs: dict[int, Captured] = {}
+        for size in reversed(self.sizes):  # the largest first: the others fit into its memory
+            empty = np.zeros(0, dtype=np.int64)
+            batch.fill(size, empty, empty, empty, empty, np.zeros((0, 0), dtype=np.int64))
+            self._graphs[size] = streams.captured(lambda size=size: self._run(size))  # type: ignore[misc]
+
+    def _run(self, size: int) -> torch.Tensor:
+        return self._forward(self.batch.token_ids(size), self.batch.positions(size), self.batch.meta(size))
+
+    def size_for(self, num_rows: int, num_blocks: int) -> int | None:
+        """The least size that holds a batch; None: none does, or a table is too wide."""
+        place = bisect_left(self.sizes, num_rows)
+        return self.sizes[place] if place < len(self.sizes) and num_blocks <= self.batch.max_blocks else None
+
+    def replay(self, size: int, num_rows: int) -> torch.Tensor:
+        """Logits [num_rows, V] of what was filled in; they stay until the next replay."""
+        self._graphs[size].replay()
+        self.paths[f"graph[{size}]"] += 1
+        return self._graphs[size].output[:num_rows]

@@ -1,0 +1,207 @@
+"""The GPU's runner on a CPU: padding, buffers, ids that stay on the device, blocks that move beside the computation. The tokens are those of
+the plain runner, and which way each step went is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_support import Log, policies, request, serve
+from equality_support import tiny, tiny_engine
+
+from kvlab.cache.tensors import KVTensors
+from kvlab.engine.runners.base import RunnerConfig
+from kvlab.engine.runners.cuda_runner import CudaRunner
+from kvlab.engine.runners.cuda_sampling import choose, needs_host
+from kvlab.engine.runners.cuda_streams import NoStreams
+from kvlab.engine.runners.cuda_swap import BlockMover
+from kvlab.engine.runners.decode_graphs import DecodeGraphs, StaticBatch, default_sizes
+from kvlab.engine.runners.torch_runner import TorchRunner
+from kvlab.engine.sampler import SamplingState, sample
+from kvlab.kernels.torch_backend import TorchBackend
+from kvlab.types import LATE, Plan, SamplingParams, ScheduledSeq, SeqStart, UserError
+
+CPU = torch.device("cpu")
+
+# ------------------------------------------------------------------ buffers and sizes
+
+
+def test_sizes() -> None:
+    assert default_sizes(1) == (1,)
+    assert default_sizes(20) == (1, 2, 4, 8, 16, 20)
+    assert default_sizes(256)[-3:] == (240, 248, 256)
+    assert default_sizes(400)[-4:] == (256, 320, 384, 400)
+
+
+def test_a_batch_is_padded_with_rows_that_write_nowhere() -> None:
+    """Two sequences in a batch of four, tables of two blocks in room for three. What an earlier batch left is gone."""
+    batch = StaticBatch(4, 3, 16, None, 48, CPU, is_exact=True)
+    ones = np.ones(4, dtype=np.int64)
+    batch.fill(4, 9 * ones, 9 * ones, 9 * ones, 9 * ones, np.full((4, 3), 9))
+    views = batch.token_ids(4), batch.positions(4), batch.meta(4)
+    batch.fill(4, np.array([5, 6]), np.array([20, 3]), np.array([36, 3]), np.array([21, 4]), np.array([[1, 2], [0, 0]]))
+    ids, positions, meta = views  # the same memory, as a graph holds it
+    assert ids.tolist() == [5, 6, 0, 0]
+    assert positions.tolist() == [20, 3, 0, 0]
+    assert meta.slot_mapping_T.tolist() == [36, 3, -1, -1]
+    assert meta.context_lens_S.tolist() == [21, 4, 1, 1]
+    assert meta.block_tables_SM.tolist() == [[1, 2, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert batch.meta(4).context_lens == [21, 4, 1, 1]
+    assert StaticBatch(4, 3, 16, None, 48, CPU, is_exact=False).meta(2).context_lens == [48, 48]
+
+
+def test_the_least_size_that_holds_a_batch() -> None:
+    batch = StaticBatch(8, 3, 16, None, 48, CPU, is_exact=True)
+    graphs = DecodeGraphs(lambda ids, positions, meta: ids[:, None].double() * 2, batch, (2, 4, 8), NoStreams())
+    assert [graphs.size_for(num, 1) for num in (1, 2, 3, 4, 5, 8, 9)] == [2, 2, 4, 4, 8, 8, None]
+    assert graphs.size_for(1, 4) is None  # a table wider than the buffer
+    column = np.array([7, 8, 9])
+    batch.fill(4, column, column, column, column, np.zeros((3, 1), dtype=np.int64))
+    batch.token_ids(4)[1] = 50  # written on the device after the copy
+    assert graphs.replay(4, 3).tolist() == [[14.0], [100.0], [18.0]]
+    assert graphs.paths == {"graph[4]": 1}
+    for bad in ((), (0, 2), (4, 2), (2, 2)):
+        with pytest.raises(UserError, match="ascending numbers of sequences"):
+            DecodeGraphs(lambda ids, positions, meta: ids, batch, bad, NoStreams())
+
+
+# ------------------------------------------------------------------ choosing without the host
+
+
+def states_of(*params: SamplingParams) -> list[SamplingState]:
+    return [SamplingState.of(SeqStart(i, i, "admit", p, 77 + i, 0, 4, (1, 2, 3, 4)), (3,)) for i, p in enumerate(params)]
+
+
+def test_ids_chosen_on_the_device_are_those_of_the_sampler() -> None:
+    logits = torch.randn(7, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    logits[6, 3] = 100.0
+    states = states_of(SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_p=0.8),
+                       SamplingParams(temperature=2.0, min_p=0.05), SamplingParams(temperature=1.0, n=3),
+                       SamplingParams(temperature=1.0, top_k=40), SamplingParams(min_tokens=9))  # fmt: skip
+    positions, counts = [9, 8, 7, 6, 5, 6, 8], [1, 1, 1, 1, 3, 1, 1]
+    ids = choose(logits, states, positions, counts)
+    assert [tuple(row[:n]) for row, n in zip(ids.tolist(), counts, strict=True)] == sample(logits, states, positions, counts).tokens
+    assert ids[6, 0] != 3  # EOS is masked below min_tokens
+
+
+def test_rows_without_a_number_are_marked() -> None:
+    logits = torch.zeros(3, 5)
+    logits[0], logits[2] = torch.nan, -torch.inf
+    assert choose(logits, states_of(*[SamplingParams()] * 3), [5] * 3, [1] * 3).tolist() == [[-1], [0], [-1]]
+    assert choose(logits, states_of(*[SamplingParams(temperature=1.0)] * 3), [5] * 3, [1] * 3)[[0, 2]].tolist() == [[-1], [-1]]
+
+
+def test_who_needs_the_host() -> None:
+    params = SamplingParams(), SamplingParams(temperature=1.0, top_k=3), SamplingParams(n=4, temperature=1.0), SamplingParams(logprobs=0)
+    more = SamplingParams(presence_penalty=1.0), SamplingParams(beam_width=2)
+    assert [needs_host(state) for state in states_of(*params, *more)] == [False, False, False, True, True, True]
+
+
+# ------------------------------------------------------------------ moving blocks
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8])
+def test_blocks_move_as_they_do_at_once(dtype: torch.dtype) -> None:
+    """Out, overwritten at once, out again, in elsewhere; int8 with its scales."""
+    sides = [KVTensors(2, 6, 3, 2, 4, dtype, CPU, num_cpu_blocks=5) for _ in range(2)]
+    for kv in sides:
+        for gpu, _ in kv.tiers():
+            gpu.copy_(torch.arange(gpu.numel()).view(gpu.shape) % 100)
+    backend = TorchBackend()
+    plain, mover = sides[0], BlockMover(sides[1], backend, NoStreams())
+    for out, back in [([(0, 4), (3, 0)], []), ([(5, 2)], [(4, 1), (0, 0)]), ([], [(2, 3)])]:
+        plain.swap_out(out, backend)
+        mover.swap_out(out)
+        for kv in sides:
+            for gpu, _ in kv.tiers():
+                gpu[:, :, [source for source, _ in out]] = 0
+        plain.swap_in(back, backend)
+        mover.swap_in(back)
+    mover.finish()
+    for (gpu, cpu), (gpu_too, cpu_too) in zip(sides[0].tiers(), sides[1].tiers(), strict=True):
+        assert torch.equal(gpu, gpu_too)
+        assert torch.equal(cpu, cpu_too)
+
+
+# ------------------------------------------------------------------ an engine over it
+
+
+class Unsynchronised(NoStreams):
+    """Counts how often the host waits."""
+
+    def __init__(self) -> None:
+        self.num_waits = 0
+
+    def mark(self) -> Any:
+        outer, mark = self, super().mark()
+
+        class Mark(type(mark)):  # type: ignore[misc]
+            def wait(self) -> None:
+                outer.num_waits += 1
+
+        return Mark()
+
+
+KINDS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "top_p": 0.9}, {"n": 2, "temperature": 1.3}, {}, {"temperature": 0.5}]
+HOST: list[dict[str, Any]] = [{"logprobs": 2}, {"beam_width": 2}, {"presence_penalty": 1.5, "temperature": 1.0}]
+
+
+def served(runner: TorchRunner, kinds: list[dict[str, Any]], depth: int, **more: Any) -> Log:
+    limits = {"num_cpu_blocks": 20, "max_num_seqs": 16, **more}
+    engine, log = tiny_engine(26, 3, policies(mode="swap", admission="none"), runner=runner, depth=depth, **limits)
+    serve(engine, [request(f"r{i}", range(5 + i, 18 + i), 9, **kind) for i, kind in enumerate(kinds)])
+    return log
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("sizes", "expected"), [((), {"eager"}), (None, {"graph[1]", "graph[2]", "graph[4]", "graph[8]", "eager"}),
+                                                 ((2, 4), {"graph[2]", "graph[4]", "eager"})])  # fmt: skip
+def test_tokens_are_those_of_the_plain_runner(depth: int, sizes: tuple[int, ...] | None, expected: set[str]) -> None:
+    """Chunks, samples, swap; decodes padded from 3 to 4 and from 5 to 8, or without a graph where none is large enough."""
+    streams = Unsynchronised()
+    runner = CudaRunner(tiny(), streams=streams, graph_sizes=sizes)
+    plain, log = served(TorchRunner(tiny()), KINDS, depth), served(runner, KINDS, depth)
+    assert log.outputs == plain.outputs
+    assert [plan.decisions() for plan in log.plans] == [plan.decisions() for plan in plain.plans]
+    assert log.total("swapped_in_blocks") > 0
+    assert set(runner.paths) == expected
+    assert streams.num_waits == len(log.plans) + sum(bool(plan.swap_out) for plan in log.plans)  # one a step; what goes out arrives
+    assert depth == 0 or any(ids == (LATE,) for plan in log.plans for ids in plan.token_ids)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_needs_the_host_is_chosen_there(depth: int) -> None:
+    runner = CudaRunner(tiny())
+    plain, log = served(TorchRunner(tiny()), KINDS + HOST, depth), served(runner, KINDS + HOST, depth)
+    assert log.outputs == plain.outputs
+    assert [outcome.logprobs for outcome in log.outcomes] == [outcome.logprobs for outcome in plain.outcomes]
+    assert runner.paths["host"] > 0
+    assert sum(runner.paths.values()) == sum(bool(plan.scheduled) for plan in log.plans)
+
+
+def test_the_outcome_may_be_asked_for_late_and_twice() -> None:
+    """Two steps are queued before the first is asked for; the second takes its token from the device."""
+    runner, plain = CudaRunner(tiny(), graph_sizes=(1,)), TorchRunner(tiny())
+    start = SeqStart(0, 0, "admit", SamplingParams(max_tokens=5), 0, 0, 3, (5, 6, 7))
+    first = Plan(0, 0.0, (ScheduledSeq(0, 0, 3),), ((5, 6, 7),), (start,), {}, {0: (2, 1)})
+    for each in (runner, plain):
+        each.initialize(RunnerConfig(4, 0, 4, 4, 64, kv_dtype="float64", depth=1))
+    one, two = runner.submit(first), runner.submit(Plan(1, 0.0, (ScheduledSeq(0, 3, 1),), ((LATE,),)))
+    token = plain.submit(first).result().tokens[0][0]
+    other = plain.submit(Plan(1, 0.0, (ScheduledSeq(0, 3, 1),), ((token,),))).result().tokens
+    assert two.result().tokens == other
+    assert one.result().tokens == ((token,),)
+    assert one.result() is one.result()
+    assert runner.paths == {"eager": 1, "graph[1]": 1}
+
+
+def test_logits_without_a_number_are_an_error_when_the_outcome_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = CudaRunner(tiny(), graph_sizes=())
+    runner.initialize(RunnerConfig(4, 0, 4, 4, 64, kv_dtype="float64"))
+    monkeypatch.setattr(type(tiny().model), "logits", lambda self, hidden: torch.full((len(hidden), 320), torch.nan))
+    start = SeqStart(0, 0, "admit", SamplingParams(), 0, 0, 1, (5,))
+    pending = runner.submit(Plan(0, 0.0, (ScheduledSeq(0, 0, 1),), ((5,),), (start,), {}, {0: (0,)}))
+    with pytest.raises(RuntimeError, match="NaN .* in 1 of 1 rows"):
+        pending.result()
