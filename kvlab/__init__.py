@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Packages that may be used without importing them first: kvlab.replay(...), a module that can be called, kvlab.replay.sweep(...).
-_SUBPACKAGES = ("analysis", "policies", "replay", "testing", "trace")
+_SUBPACKAGES = ("compare", "analysis", "policies", "replay", "search", "testing", "trace")
 
 # name -> module that defines it. Modules are not called like the functions they hold: importing one would hide the function.
 _LAZY = {

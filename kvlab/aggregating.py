@@ -52,7 +52,7 @@ def varied_columns(runs: Runs, frame: pd.DataFrame) -> list[str]:
 
     figures = {key for run in runs for key in flatten(run.summary)} | set(OWN_COLUMNS)
     found: dict[tuple[str, ...], str] = {}
-    for column in frame:
+    for column in map(str, frame.columns):
         if column in figures or column.split(".")[-1] == "seed":
             continue
         values = tuple(map(str, frame[column]))

@@ -70,9 +70,11 @@ def pareto_front(frame: pd.DataFrame, objectives: Sequence[str | Objective]) -> 
     for goal in wanted:
         if goal.figure not in rows:
             raise unknown_name("column", goal.figure, map(str, rows.columns))
-    values = np.array([[goal.loss(float(v)) for v in rows[goal.figure]] for goal in wanted]).T.reshape(len(rows), len(wanted))
-    kept = [i for i in range(len(rows)) if np.isfinite(values[i]).all() and not any(dominates(other, values[i]) for other in values)]
-    order = sorted(kept, key=lambda i: values[i, 0])
+    columns = [[goal.loss(float(v)) for v in rows[goal.figure]] for goal in wanted]
+    values = list(zip(*columns, strict=True))
+    finite = [i for i in range(len(rows)) if all(map(math.isfinite, values[i]))]
+    kept = [i for i in finite if not any(dominates(other, values[i]) for other in values)]
+    order = sorted(kept, key=lambda i: values[i][0])
     return rows.iloc[order].reset_index(drop=True)
 
 

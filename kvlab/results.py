@@ -115,6 +115,24 @@ class Run:
         config = {(f"config.{k}" if k in figures or k in own else k): v for k, v in flatten(self.config).items()}
         return {**own, **config, **figures}
 
+    def to_perfetto(self, path: str | Path, force: bool = False) -> Path:
+        """Write a timeline for ui.perfetto.dev; see `kvlab.exporting.write_perfetto`."""
+        from kvlab.exporting import write_perfetto
+
+        return write_perfetto(self, path, force)
+
+    def to_csv(self, folder: str | Path, force: bool = False) -> list[Path]:
+        """Write the tables and figures as CSV files; see `kvlab.exporting.write_csv`."""
+        from kvlab.exporting import write_csv
+
+        return write_csv(self, folder, force)
+
+    def to_mlflow(self, tracking_uri: str | None = None, experiment: str = "kvlab") -> str:
+        """Log to MLflow and return its run id; see `kvlab.exporting.log_to_mlflow`."""
+        from kvlab.exporting import log_to_mlflow
+
+        return log_to_mlflow(self, tracking_uri, experiment)
+
     def _all_notes(self) -> list[str]:
         return [*([self.error] if self.error else []), *self.notes]
 
@@ -172,6 +190,18 @@ class Runs:
     def finished(self) -> Runs:
         """Those that ended well."""
         return Runs(run for run in self._runs if run.state == "finished")
+
+    def pareto(self, *objectives: str) -> pd.DataFrame:
+        """Rows of `frame` that no other finished run beats in every objective; see `kvlab.objectives.pareto_front`."""
+        from kvlab.objectives import pareto_front
+
+        return pareto_front(self.frame, objectives)
+
+    def booktabs(self, columns: Sequence[str] | None = None, *figures: str) -> str:
+        """A LaTeX table, one row a run; see `kvlab.exporting.latex_table`. (`to_latex` is the frame's own.)"""
+        from kvlab.exporting import DEFAULT_FIGURES, latex_table
+
+        return latex_table(self, columns, figures or DEFAULT_FIGURES)
 
     def aggregate(self, by: str | Sequence[str] | None = None, figures: Sequence[str] | None = None) -> pd.DataFrame:
         """Repeats together: one row a group of finished runs, with `n`, and each figure's mean and half of its 95 % interval.

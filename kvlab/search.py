@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -45,9 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("kvlab: interrupted. The same command goes on where it was.", file=sys.stderr)
         return 130
     columns = ["run", *space, *(o.figure for o in found.objectives)]
-    rows = [[f"{v:.5g}" if isinstance(v, float) else str(v) for v in row] for row in found.front_table(list(space)).itertuples(index=False)]
+    front = found.front_table(list(space)).itertuples(index=False)
+    rows = [[f"{v:.5g}" if isinstance(v, float) else str(v) for v in row] for row in front]
     print(text_table(columns, rows))
-    print(f"{len(rows)} of {len(found.runs.finished())} finished trials are on the Pareto front; {found.counts()}.\n\nFolder: {found.folder}")
+    print(f"{len(rows)} of {len(found.runs.finished())} finished trials are on the Pareto front; {found.counts()}.")
+    print(f"\nFolder: {found.folder}")
     return 0 if rows else 1
 
 

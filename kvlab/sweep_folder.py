@@ -200,8 +200,8 @@ def open_sweep(root: Path, points: Sequence[Point], resume: bool | str = False, 
             sweep.go(stop_on_error)
             return numbered
         if resume is False:
-            raise UserError(f"{root} holds a sweep of {len(known['points'])} points already. Go on with it (resume=true), or choose another "
-                            "folder.")  # fmt: skip
+            raise UserError(f"{root} holds a sweep of {len(known['points'])} points already. Go on with it (resume=true), or choose "
+                            "another folder.")  # fmt: skip
         differences = drift(known, points)
         if differences and resume != "accept":
             shown = "; ".join(differences[:NAMED]) + (f"; and {len(differences) - NAMED} more" if len(differences) > NAMED else "")

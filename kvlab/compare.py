@@ -1,0 +1,43 @@
+"""Compare two runs: `python -m kvlab.compare RUN_A RUN_B` and `kvlab.compare(a, b)`.
+
+Prints what differs in their configuration, their figures with the difference's 95 % interval and whether it is beyond noise, and the
+first step at which they decided differently and why (runs recorded with record.plans=true). Exit codes: 0 compared, 2 a user's error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from kvlab.comparing import compare
+from kvlab.types import UserError
+from kvlab.types.piping import exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0
+    try:
+        if len(words) != 2:
+            raise UserError(f"Two run folders are needed, {len(words)} were given: python -m kvlab.compare RUN_A RUN_B")
+        print(compare(words[0], words[1]))
+    except UserError as error:
+        print(f"kvlab: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class _CallableModule(ModuleType):
+    """`kvlab.compare(...)`."""
+
+    __call__ = staticmethod(compare)
+
+
+sys.modules[__name__].__class__ = _CallableModule
+
+if __name__ == "__main__":
+    raise SystemExit(exit_code(main))

@@ -1,0 +1,202 @@
+"""Two runs side by side, and exports: Perfetto, CSV, LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sweep_support import SIMULATED
+
+import kvlab
+from kvlab import export
+from kvlab.compare import main
+from kvlab.confidence import bootstrap, mean_interval, t_quantile_975
+from kvlab.exporting import escape_latex, trace_events
+from kvlab.results import Run, Runs
+from kvlab.types import UserError
+
+WORDS = [*SIMULATED, "workload.num_requests=30", "num_blocks=16", "record.plans=true"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Three runs of 30 requests of 24 tokens: a and again alike, b with half of the pool kept free at admission."""
+    root = tmp_path_factory.mktemp("runs")
+    words = {"a": [], "again": [], "b": ["watermark=0.5"], "bare": ["record.plans=false"]}
+    return {
+        name: kvlab.run(kvlab.compose(*WORDS, *more), folder=root / name, name=name, progress=False) for name, more in words.items()
+    }
+
+
+# -------------------------------------------------------------------------- confidence
+
+
+@pytest.mark.parametrize(
+    ("degrees", "value"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (10, 2.2281), (30, 2.0423), (1000, 1.9623)]
+)
+def test_t_quantiles_are_those_of_the_tables(degrees: int, value: float) -> None:
+    assert t_quantile_975(degrees) == pytest.approx(value, abs=5e-5)
+
+
+def test_intervals_of_a_mean_and_the_bootstrap() -> None:
+    """1, 2, 3: mean 2, deviation 1, t(2) = 4.3027, half width 4.3027 / sqrt(3) = 2.4841."""
+    interval = mean_interval(np.array([1.0, 2.0, 3.0]))
+    assert (interval.value, interval.low, interval.high) == pytest.approx((2, 2 - 2.48414, 2 + 2.48414), abs=1e-4)
+    assert math.isnan(mean_interval(np.array([5.0])).low)
+    rng = np.random.default_rng(1)
+    sample = rng.normal(10, 2, 400)
+    drawn = bootstrap(lambda rows: rows.mean(axis=1), sample, draws=2000)
+    assert np.std(drawn) == pytest.approx(2 / 20, rel=0.1)  # the standard error of the mean
+    pairs = bootstrap(lambda x, y: (y - x).mean(axis=1), sample, sample + 1, draws=50, paired=True)
+    assert pairs == pytest.approx(np.ones(50))
+
+
+# --------------------------------------------------------------------------- comparing
+
+
+def test_what_differs_and_whether_it_is_beyond_noise(runs: dict[str, Run]) -> None:
+    found = kvlab.compare(runs["a"], str(runs["b"].folder))
+    assert found.paired
+    assert found.config.values.tolist() == [["watermark", 0.01, 0.5], ["admission.fraction", 0.01, 0.5]]
+    figures = found.figures.set_index("figure")
+    ttft = figures.loc["mean_ttft_ms"]
+    mean = [run.requests()["ttft_s"].mean() * 1e3 for run in (runs["a"], runs["b"])]
+    assert [ttft["a"], ttft["b"], ttft["difference"]] == pytest.approx([*mean, mean[1] - mean[0]])
+    differences = (runs["b"].requests().set_index("request_id")["ttft_s"] - runs["a"].requests().set_index("request_id")["ttft_s"]) * 1e3
+    error = differences.std() / math.sqrt(30)
+    assert ttft["low"] == pytest.approx(differences.mean() - 1.96 * error, abs=0.35 * error)
+    assert ttft["high"] == pytest.approx(differences.mean() + 1.96 * error, abs=0.35 * error)
+    assert ttft["beyond_noise"] is True
+    throughput = figures.loc["output_token_throughput_per_s"]
+    assert throughput["beyond_noise"] is None
+    assert math.isnan(throughput["low"])
+
+
+def test_the_first_different_decision_and_why(runs: dict[str, Run]) -> None:
+    """16 blocks, 24 tokens a prompt: two blocks each. Run a admits 8 at once; b keeps 8 blocks free and admits 4."""
+    decisions = kvlab.compare(runs["a"], runs["b"]).decisions
+    assert decisions is not None
+    assert decisions.step == 0
+    text = str(decisions)
+    assert "admitted: a alone: synthetic-4 (new, 24 tokens, 0 of them cached)" in text
+    assert "b alone: synthetic-4 (by watermark)" in text
+    same = kvlab.compare(runs["a"], runs["again"])
+    assert same.decisions is not None
+    assert (same.decisions.step, same.decisions.num_steps) == (None, runs["a"].summary["num_steps"])
+    assert same.config.empty
+    assert not any(same.figures["beyond_noise"])
+    assert not any(same.figures[~same.figures["figure"].str.contains("schedule|rss")]["difference"])
+
+
+def test_a_later_difference_shows_the_state_that_both_were_in(tmp_path: Path) -> None:
+    words = [*SIMULATED, "workload=shared_prefix", "workload.num_requests=24", "workload.arrivals.kind=all_at_once", "num_blocks=64",
+             "record.plans=true"]  # fmt: skip
+    words = [w for w in words if w not in ("workload=synthetic", "workload.num_requests=4", "workload.prompt_len=24", "workload.output_len=4")]
+    made = [kvlab.run(kvlab.compose(*words, f"eviction={e}"), folder=tmp_path / e, progress=False) for e in ("lru", "mru")]
+    decisions = kvlab.compare(*made).decisions
+    assert decisions is not None
+    assert decisions.step
+    assert decisions.lines[-1].startswith("Until then, in both: num_running_reqs ")
+
+
+def test_comparing_says_what_is_missing(runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = kvlab.compare(runs["a"], runs["bare"])
+    assert found.decisions is None
+    assert "holds no plans. Record the run again with record.plans=true." in str(found)
+    (tmp_path / "empty").mkdir()
+    for words, say in (
+        (["one"], "Two run folders are needed, 1 were given"),
+        ([str(runs["a"].folder), "nowhere"], "nowhere is not a folder"),
+        ([str(runs["a"].folder), str(tmp_path / "empty")], "has no figures to compare (empty)"),
+    ):
+        assert main(words) == 2
+        assert say in capsys.readouterr().err
+    assert main([str(runs["a"].folder), str(runs["b"].folder)]) == 0
+    out = capsys.readouterr().out
+    assert "watermark           0.01  0.5" in out
+    assert "The first different decision is in step 0" in out
+    assert main(["--help"]) == 0
+
+
+# ----------------------------------------------------------------------------- exports
+
+
+def test_a_perfetto_timeline_follows_the_trace_event_format(runs: dict[str, Run], tmp_path: Path) -> None:
+    path = runs["a"].to_perfetto(tmp_path / "trace.json")
+    trace = json.loads(path.read_text())
+    assert set(trace) == {"traceEvents", "displayTimeUnit"}
+    events = trace["traceEvents"]
+    needed = {"M": {"args"}, "X": {"ts", "dur", "cat"}, "C": {"ts", "args"}, "i": {"ts", "s"}}
+    for event in events:
+        assert {"ph", "name", "pid", "tid", *needed[event["ph"]]} <= set(event), event
+        assert all(isinstance(event[k], int) for k in ("pid", "tid"))
+        assert event.get("ts", 0) >= 0
+        assert event.get("dur", 0) >= 0
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names[1, 1] == "steps"
+    assert sorted(v for k, v in names.items() if k[0] == 2) == sorted(runs["a"].requests()["request_id"])
+    tracks: dict[Any, list[dict[str, Any]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            tracks.setdefault((event["pid"], event["tid"]), []).append(event)
+    for spans in tracks.values():  # spans of a track never overlap
+        spans.sort(key=lambda e: (e["ts"], e["dur"]))
+        for before, after in zip(spans, spans[1:], strict=False):
+            assert before["ts"] + before["dur"] <= after["ts"] + 1e-3
+    assert len(tracks[1, 1]) == runs["a"].summary["num_steps"]
+    blocks = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "KV blocks"]
+    assert {sum(args.values()) for args in blocks} == {16}
+    assert len([e for e in events if e["ph"] == "i" and e["name"] == "length"]) == 30
+    with pytest.raises(UserError, match="is there already"):
+        runs["a"].to_perfetto(path)
+    with pytest.raises(UserError, match="neither steps nor requests"):
+        list(trace_events(Run("nothing")))
+
+
+def test_csv_holds_what_the_frames_hold(runs: dict[str, Run], tmp_path: Path) -> None:
+    paths = runs["a"].to_csv(tmp_path / "csv")
+    assert [p.name for p in paths] == ["steps.csv", "requests.csv", "summary.csv"]
+    rows = list(csv.DictReader(open(tmp_path / "csv" / "requests.csv")))
+    frame = runs["a"].requests()
+    assert [row["request_id"] for row in rows] == frame["request_id"].tolist()
+    assert [json.loads(row["token_times_s"]) for row in rows] == [list(times) for times in frame["token_times_s"]]
+    assert json.loads(rows[0]["output_token_ids"]) == [list(map(int, ids)) for ids in frame["output_token_ids"][0]]
+    assert float(rows[3]["ttft_s"]) == frame["ttft_s"][3]
+    summary = {row["figure"]: row["value"] for row in csv.DictReader(open(tmp_path / "csv" / "summary.csv"))}
+    assert int(summary["num_steps"]) == runs["a"].summary["num_steps"]
+
+
+def test_a_latex_table_is_escaped_booktabs(runs: dict[str, Run]) -> None:
+    assert escape_latex("50 % of a_b & {c} \\ ~") == r"50 \% of a\_b \& \{c\} \textbackslash{} \textasciitilde{}"
+    table = Runs([runs["a"], runs["b"]]).booktabs(None, "num_finished", "num_evicted_blocks")
+    assert table == "\n".join([
+        r"\begin{tabular}{rrr}", r"\toprule", r"watermark & Finished requests & Evicted blocks (blocks) \\", r"\midrule",
+        rf"0.01 & 30 & {runs['a'].summary['num_evicted_blocks']} \\", rf"0.5 & 30 & {runs['b'].summary['num_evicted_blocks']} \\",
+        r"\bottomrule", r"\end{tabular}", "",
+    ])  # fmt: skip
+    with pytest.raises(UserError, match="Did you mean 'block_size'"):
+        Runs([runs["a"]]).booktabs(["blok_size"])
+
+
+def test_the_export_command(runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(runs["a"].folder)
+    out = str(tmp_path / "t.json")
+    assert export.main([folder, "--to", "perfetto", "--out", out]) == 0
+    assert export.main([folder, "--to", "perfetto", "--out", out]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert export.main([folder, "--to", "perfetto", "--out", out, "--force"]) == 0
+    assert export.main([str(Path(folder).parent), "--to", "latex"]) == 0
+    assert r"\toprule" in capsys.readouterr().out
+    for words, say in (
+        ([folder, "--to", "perfeto"], "Did you mean 'perfetto'"),
+        ([str(Path(folder).parent), "--to", "csv"], "holds 4 runs; csv takes one"),
+        (["nowhere", "--to", "csv"], "nowhere is not a folder"),
+        ([str(tmp_path), "--to", "csv"], "holds no run with results"),
+    ):
+        assert export.main(words) == 2
+        assert say in capsys.readouterr().err
