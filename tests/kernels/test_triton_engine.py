@@ -6,11 +6,14 @@ gap is asserted).
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from engine_support import Log, policies, serve
 from equality_support import Watch, modes, tiny, tiny_engine
 
+import kvlab
 from kvlab.engine.runners.backends import make_backend
 from kvlab.engine.runners.torch_runner import TorchRunner
 from kvlab.kernels.interface import Backend
@@ -94,3 +97,19 @@ def test_what_it_refuses() -> None:
     with pytest.raises(UserError, match="needs a CUDA device, and this run is on meta: use backend=torch"):
         make_backend("triton", torch.device("meta"))
     assert make_backend("auto", CPU).name == "torch"
+
+
+def test_a_run_says_which_kernels_it_used(tmp_path: Path) -> None:
+    config = ["model=tiny", "dtype=float32", "device=cpu", "threads=1", "workload=synthetic", "workload.num_requests=2",
+              "workload.arrivals.kind=all_at_once", "workload.prompt_len=9", "workload.output_len=2", "block_size=5"]  # fmt: skip
+    plain = kvlab.run(kvlab.compose(*config), folder=tmp_path / "plain", progress=False)
+    assert plain.env["backend"] == "torch"
+    assert "kernel_paths" not in plain.summary
+    done = kvlab.run(kvlab.compose(*config, "backend=triton"), folder=tmp_path / "triton", progress=False)
+    assert done.env["backend"] == "triton"
+    # Two layers, two steps: both prompts, then both decodes.
+    assert {path.split()[0]: count for path, count in done.summary["kernel_paths"].items()} == {
+        "decode_attention": 2, "prefill_attention": 2, "write_kv": 4,
+    }  # fmt: skip
+    with pytest.raises(UserError, match="backend = 'cuda' is not allowed: one of auto, torch, triton"):
+        kvlab.run(kvlab.compose(*config, "backend=cuda"), folder=tmp_path / "no")
