@@ -29,6 +29,64 @@ print("PROBE" + json.dumps({
     "hit_rate": {f"{r.eviction} {r.block_size}": r.prefix_cache_hit_rate_tokens for r in runs.itertuples()},
 }))
 """,
+    "03_eviction_and_prefix_caches": """
+import json
+print("PROBE" + json.dumps({
+    "rates": {f"{r.policy} {r.capacity_blocks}": r.block_hit_rate_any for r in sweep.frame.itertuples()},
+    "capacities": sorted(int(c) for c in sweep.frame["capacity_blocks"].unique()),
+    "largest_gap": float(largest_gap),
+    "sharing": {f"{r.prefix_cache} {r.block_size}": r.prefix_cache_hit_rate_tokens for r in runs.itertuples()},
+}))
+""",
+    "04_scheduling_chunking_preemption": """
+import json
+gaps = by_batching.frame.set_index(["batching", "max_num_batched_tokens"])["p99_itl_ms"]
+print("PROBE" + json.dumps({
+    "ttft": dict(zip(by_scheduling["scheduling"], by_scheduling["mean_ttft_ms"])),
+    "p99_itl": {f"{name} {budget}": value for (name, budget), value in gaps.items()},
+    "preemptions": [recompute.summary["num_preemptions"], careful.summary["num_preemptions"]],
+    "swapped": [recompute.summary["swapped_out_blocks"], swap.summary["swapped_out_blocks"]],
+    "limit": explanation.limit,
+    "knobs": [advice.knob for advice in explanation.advice],
+}))
+""",
+    "08_real_to_simulated": """
+import json
+print("PROBE" + json.dumps({
+    "states": [real.state, simulated.state, *answers["status"]],
+    "tokens": [real.summary["num_output_tokens"], simulated.summary["num_output_tokens"]],
+    "held_out": [fit.held_out.num_steps, fit.held_out.median],
+    "source": simulated.summary["cost_model"]["name"],
+    "ttft": answers["mean_ttft_ms"].tolist(),
+}))
+""",
+    "02_block_size_and_watermark": """
+import json
+print("PROBE" + json.dumps({
+    "states": [explorer.run.state, run.state, *sizes["status"], *marks["status"]],
+    "drawn": [explorer.run.config["watermark"], len(explorer.pins), explorer.num_drawn],
+    "message": explorer.message.text,
+    "traces": [trace.name for trace in explorer.figure().data],
+    "fragmentation": sizes["mean_internal_fragmentation_tokens"].tolist(),
+    "hit_rate": sizes["prefix_cache_hit_rate_tokens"].tolist(),
+    "preemptions": marks["num_preemptions"].tolist(),
+    "ttft": marks["mean_ttft_ms"].tolist(),
+    "steps_of_map": pool.num_steps,
+    "steps": len(run.steps()),
+}))
+""",
+    "05_write_your_own_policy": """
+import json
+print("PROBE" + json.dumps({
+    "states": [run.state, mine.state, usual.state, *runs["status"]],
+    "lab": [lab.message.text, list(lab.results["policy"])],
+    "any": points.pivot(index="policy", columns="capacity_blocks", values="block_hit_rate_any").to_dict("index"),
+    "same_tokens": bool(same_tokens),
+    "evicted": [mine.summary["num_evicted_blocks"], usual.summary["num_evicted_blocks"]],
+    "names": list(runs["eviction"]),
+    "config": run.config["eviction"],
+}))
+""",
 }
 
 
@@ -86,3 +144,88 @@ def test_quickstart(tmp_path, monkeypatch):
     assert "same tokens: True" in text
     assert "Traceback" not in text
     assert len(list((tmp_path / "runs").rglob("status.json"))) == 8
+
+
+@pytest.mark.slow
+def test_block_size_and_watermark(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    outputs, probe = execute(ROOT / "notebooks" / "02_block_size_and_watermark.ipynb", tmp_path)
+    assert probe["states"] == ["finished"] * 16
+    assert probe["drawn"] == [0.2, 1, 2]
+    assert probe["message"] == ""
+    assert probe["traces"][:3] == ["used", "cached (evictable)", "watermark"]
+    assert probe["traces"].count("B=16 N=192 wm=1%") == 4
+    assert probe["fragmentation"][0] == 0  # blocks of one token
+    assert probe["fragmentation"] == sorted(probe["fragmentation"])
+    assert probe["hit_rate"][-1] < 0.75 * probe["hit_rate"][0]  # blocks of 128 tokens share no shorter prefix
+    assert probe["preemptions"] == sorted(probe["preemptions"], reverse=True)
+    assert probe["preemptions"][0] > 50
+    assert probe["preemptions"][-1] == 0
+    assert probe["ttft"][-1] > 2 * probe["ttft"][0]
+    assert probe["steps_of_map"] == probe["steps"] > 100
+    assert "Traceback" not in json.dumps(outputs)
+
+
+@pytest.mark.slow
+def test_write_your_own_policy(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    outputs, probe = execute(ROOT / "notebooks" / "05_write_your_own_policy.ipynb", tmp_path)
+    assert probe["states"] == ["finished"] * 12
+    assert probe["lab"][1] == ["Mine", "lru", "fifo", "lfu", "s3fifo", "sieve", "arc", "belady"]
+    assert "more than 0 of 6 rivals" in probe["lab"][0]  # as the text says: it loses
+    for size in probe["any"]["lru"]:
+        rates = {name: row[size] for name, row in probe["any"].items()}
+        assert max(rates.values()) == rates["belady"]
+        assert rates["Tail(128)"] > rates["Tail(2)"] >= rates["lru"]
+    assert probe["same_tokens"] is True
+    assert min(probe["evicted"]) > 0
+    assert probe["names"] == ["lru"] * 3 + ["fifo"] * 3 + ["Tail"] * 3
+    assert probe["config"] == {"_target_": "__main__.Tail", "penalty": 32.0}
+    assert "Traceback" not in json.dumps(outputs)
+
+
+def names_of_figures(outputs: list[Any]) -> list[list[str]]:
+    figures = [o["data"][PLOTLY] for o in outputs if PLOTLY in o.get("data", {})]
+    return [[trace.get("name") for trace in figure["data"]] for figure in figures]
+
+
+@pytest.mark.slow
+def test_eviction_and_prefix_caches_without_a_trace(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    outputs, probe = execute(ROOT / "notebooks" / "03_eviction_and_prefix_caches.ipynb", tmp_path)
+    policies = ("lru", "fifo", "lfu", "sieve", "s3fifo")
+    assert len(probe["capacities"]) == 5
+    for capacity in probe["capacities"]:  # offline, any block, access semantics: nobody beats belady
+        assert all(probe["rates"][f"{p} {capacity}"] <= probe["rates"][f"belady {capacity}"] + 1e-12 for p in policies)
+    assert probe["largest_gap"] >= 0
+    assert probe["sharing"]["none 16"] == 0
+    assert probe["sharing"]["radix 128"] > probe["sharing"]["hash 128"] > 0  # the tail that fills no block of 128 is shared by tokens
+    assert names_of_figures(outputs)[0] == [*policies, "belady (offline bound)"]
+    text = json.dumps(outputs)
+    assert ("SYNTHETIC STAND-IN" in text) != ("Real trace: " in text)
+
+
+@pytest.mark.slow
+def test_scheduling_chunking_preemption(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    outputs, probe = execute(ROOT / "notebooks" / "04_scheduling_chunking_preemption.ipynb", tmp_path)
+    assert probe["ttft"]["sjf_oracle"] < probe["ttft"]["fcfs"]
+    assert probe["p99_itl"]["chunked 512"] < probe["p99_itl"]["prefill_first 4096"]
+    assert probe["preemptions"][0] > 10 > probe["preemptions"][1]
+    assert probe["swapped"][0] == 0 < probe["swapped"][1]
+    assert probe["limit"] == "blocks"
+    assert any("watermark" in knob for knob in probe["knobs"])
+    assert ["scheduling = fcfs", "scheduling = sjf_oracle"] == list(dict.fromkeys(names_of_figures(outputs)[0]))[:2]
+
+
+@pytest.mark.slow
+def test_real_to_simulated(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    outputs, probe = execute(ROOT / "notebooks" / "08_real_to_simulated.ipynb", tmp_path)
+    assert probe["states"] == ["finished"] * 6
+    assert probe["tokens"] == [256, 256]
+    assert probe["held_out"][0] >= 10
+    assert 0 < probe["held_out"][1] < 1
+    assert probe["source"] == "Fitted"
+    assert probe["ttft"] == sorted(probe["ttft"], reverse=True)  # the more run at once, the shorter the wait
+    assert names_of_figures(outputs)[1][0] == "run = real"
