@@ -1,5 +1,5 @@
-"""The GPU's runner on a CPU: padding, buffers, ids that stay on the device, blocks that move beside the computation. The tokens are those of
-the plain runner, and which way each step went is known."""
+"""The GPU's runner on a CPU: padding, buffers, ids that stay on the device, blocks that move beside the computation. The tokens are those
+of the plain runner, and which way each step went is known."""
 
 from __future__ import annotations
 

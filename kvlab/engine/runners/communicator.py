@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 
 class TorchCommunicator:
@@ -22,7 +23,7 @@ class TorchCommunicator:
         self._size = size
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine; its name need not be known to any resolver
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.FileStore(meeting_point, size), rank=rank,
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=FileStore(meeting_point, size), rank=rank,
                                 world_size=size, timeout=timedelta(seconds=timeout_s))  # fmt: skip
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:

@@ -72,8 +72,8 @@ class CudaRunner(TorchRunner):
         if self._graph_sizes is None:
             return default_sizes(config.max_num_seqs) if can_record else ()
         if self._graph_sizes and not can_record:
-            raise UserError(f"runner.graph_sizes = {list(self._graph_sizes)} needs backend=triton on CUDA; backend={self._backend.name} can't "
-                            "be recorded. Use runner.graph_sizes=[].")  # fmt: skip
+            raise UserError(f"runner.graph_sizes = {list(self._graph_sizes)} needs backend=triton on CUDA; backend={self._backend.name} "
+                            "can't be recorded. Use runner.graph_sizes=[].")  # fmt: skip
         return self._graph_sizes
 
     def _logits(self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, meta: AttentionMetadata) -> torch.Tensor:

@@ -97,7 +97,7 @@ class NoStreams:
 
 class _Event:
     def __init__(self) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.event = torch.cuda.Event(enable_timing=True)
         self.event.record()
 
     def wait(self) -> None:
@@ -113,7 +113,7 @@ class _CudaGraph:
     """A CUDA graph; all of a runner's share one memory pool."""
 
     def __init__(self, work: Callable[[], torch.Tensor], pool: Any) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # kernels are compiled and work spaces allocated outside of the recording
             work()
@@ -134,8 +134,8 @@ class CudaStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._compute = torch.cuda.current_stream(device)
-        self._move = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self._move = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
 
     def mark(self) -> _Event:
         """An event in the current stream."""

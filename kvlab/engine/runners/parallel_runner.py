@@ -35,7 +35,8 @@ class ParallelRunner:
 
     Args:
         spec: the model; it must be picklable. size: ranks. dtype, device: as on the command line ("cpu", "cuda"); backend likewise.
-        num_threads: torch threads of all ranks together, on a CPU. graph_sizes: see `CudaRunner`. timeout_s: for a rank's start and for each of its answers.
+        num_threads: torch threads of all ranks together, on a CPU. graph_sizes: see `CudaRunner`.
+        timeout_s: for a rank's start and for each of its answers.
 
     Raises:
         UserError: whatever loading raises on a rank.
@@ -43,7 +44,8 @@ class ParallelRunner:
     """
 
     def __init__(self, spec: ModelSpec, size: int, dtype: str = "auto", device: str = "cpu", backend: str = "auto",
-                 num_threads: int | None = None, graph_sizes: Sequence[int] | None = None, timeout_s: float = TIMEOUT_S) -> None:  # fmt: skip
+                 num_threads: int | None = None, graph_sizes: Sequence[int] | None = None,
+                 timeout_s: float = TIMEOUT_S) -> None:  # fmt: skip
         self.size = size
         self._timeout_s = timeout_s
         self._folder = tempfile.mkdtemp(prefix="kvlab-ranks-")
