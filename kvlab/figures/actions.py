@@ -77,7 +77,7 @@ def run(folder: Folder) -> pd.DataFrame:
     """
     spec = folder.spec()
     _refuse_edited(folder)
-    drawn_with_nothing_missing()
+    _refuse_without_matplotlib()
     manifest.write_all(folder.path, {".probe": bytes(1 << 16)})
     (folder.path / ".probe").unlink()
     produced = produce(folder, spec)
@@ -89,7 +89,7 @@ def run(folder: Folder) -> pd.DataFrame:
     return produced.frame
 
 
-def drawn_with_nothing_missing() -> None:
+def _refuse_without_matplotlib() -> None:
     """UserError where drawing is not possible, before minutes are spent on runs."""
     try:
         import matplotlib  # noqa: F401
@@ -103,15 +103,11 @@ def _refuse_edited(folder: Folder) -> None:
         manifest.read_results(folder)
 
 
-def verify(folder: Folder, produced: pd.DataFrame | None = None) -> list[str]:
-    """Produce the results again and compare: what differs, a line each. Columns in `spec.measured` are not compared.
-
-    `produced`: results of a part of the sweep to compare instead; its rows are looked up by the columns before the first kept one.
-    """
+def verify(folder: Folder) -> list[str]:
+    """Produce the results again and compare: what differs, a line each. Columns in `spec.measured` are not compared."""
     spec = folder.spec()
     committed = manifest.read_results(folder)
-    new = produce(folder, spec).frame if produced is None else produced
-    return compare(committed, new, spec.measured)
+    return compare(committed, produce(folder, spec).frame, spec.measured)
 
 
 def compare(committed: pd.DataFrame, new: pd.DataFrame, measured: tuple[str, ...] = ()) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import inspect
 import re
@@ -125,6 +124,5 @@ def load(name: str, root: Path | None = None) -> Folder:
     """A figure by name. UserError with the nearest and the valid names."""
     known = names(root)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        raise unknown_name("figure", name, known) if near or known else UserError("There are no figures here.")
+        raise unknown_name("figure", name, known)
     return Folder((root or default_root()) / name)
