@@ -296,6 +296,22 @@ def test_a_run_that_fails_names_its_point_and_leaves_the_results(tmp_path: Path)
         produce(folder, spec, more=("max_model_len=64",), only=lambda values: dict(values) == point, progress=False)
 
 
+def test_a_sweep_that_is_changed_while_it_runs_is_no_result(copied: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = copied.path / "sweep.yaml"
+    text, made = sweep.read_text(), actions.produce
+
+    def change(folder: Folder, spec: FigureSpec) -> Any:
+        sweep.write_text(text.replace("[512, 4096]", "[512]"))
+        return made(folder, spec)
+
+    before = content(copied)
+    monkeypatch.setattr(actions, "produce", change)
+    with pytest.raises(UserError, match="was changed while it ran. Nothing was overwritten"):
+        actions.run(copied)
+    sweep.write_text(text)
+    assert content(copied) == before
+
+
 def test_names_that_are_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["draw", "watermark_curv"]) == 2
     assert "watermark_curve" in capsys.readouterr().err

@@ -80,7 +80,10 @@ def run(folder: Folder) -> pd.DataFrame:
     _refuse_without_matplotlib()
     manifest.write_all(folder.path, {".probe": bytes(1 << 16)})
     (folder.path / ".probe").unlink()
+    before = manifest.config_hash(folder, spec)
     produced = produce(folder, spec)
+    if manifest.config_hash(folder, folder.spec()) != before:
+        raise UserError(f"{folder.path}: the sweep or the measuring code was changed while it ran. Nothing was overwritten. Run it again.")
     results = manifest.results_bytes(produced.frame)
     made = manifest.make(folder, spec, produced, results)
     files = {RESULTS: results, MANIFEST: (json.dumps(made, indent=1) + "\n").encode()}
