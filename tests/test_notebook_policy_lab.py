@@ -81,7 +81,8 @@ FAULTS = {
     "no policy": ("class Mine:\n    pass\n", None, "Mine derives from no contract"),
     "abstract": ("class Mine(EvictionPolicy):\n    pass\n", None, "victim"),
     "illegal victim": ("class Mine(EvictionPolicy):\n    def victim(self, now):\n        return -1\n", 3, "is none of the candidates"),
-    "raises in key": ("class Mine(KeyEviction):\n    def key(self, block):\n        return block.nothing\n", 4, "AttributeError"),
+    "raises in key": (
+        "class Mine(KeyEviction):\n    def key(self, block):\n        return block.nothing\n", 4, "AttributeError"),
     "not a tuple of numbers": ("class Mine(KeyEviction):\n    def key(self, block):\n        return ('a',)\n", 3, "total order"),
     "own clock": (
         "import time\nclass Mine(KeyEviction):\n    def key(self, block):\n        return (time.time(), block.used_tick)\n", None, "no clock"),
@@ -126,7 +127,7 @@ def test_an_interrupt_ends_the_work_and_not_the_kernel():
 
 def test_the_class_lives_in_the_namespace_and_prints_are_shown():
     names: dict[str, object] = {"WEIGHT": 3}
-    source = "print('<hello>')\nclass Heavy(KeyEviction):\n    def key(self, block):\n        return (WEIGHT * block.depth, block.used_tick)\n"
+    source = "print('<hello>')\nclass Heavy(KeyEviction):\n    def key(self, block):\n        return (WEIGHT * block.depth, block.used_tick)"
     lab = policy_lab(source=HEAD + source, traces=TRACE, namespace=names)
     assert lab.check(), lab.message.text
     assert names["Heavy"] is lab.policy_class
