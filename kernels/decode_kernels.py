@@ -109,7 +109,7 @@ def decode_kernel(
     # An empty split writes no result, only that its weight is 0; the one split of an empty sequence writes zeros.
     writes = is_head
     if not ONE_SPLIT:
-        writes = is_head & (begin < end)
+        writes = row < tl.where(begin < end, heads_per_group, 0)
     out = out_ptr + seq * out_stride_s + split.to(tl.int64) * out_stride_p + head[:, None] * out_stride_h + d[None, :]
     tl.store(out, cast(acc, out_ptr.dtype.element_ty), mask=writes[:, None] & (d < D)[None, :])
     if KEEP_LSE:
