@@ -75,7 +75,8 @@ class Preempted(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """The group at the head of a queue was not let in. `by`: "blocks", "watermark", "policy", "max_num_seqs", "tokens" ..."""
+    """The group at the head of a queue was not let in. `by`: "blocks", "watermark", "policy", "max_num_seqs",
+    "tokens", "in_flight" (blocks that a step in flight still touches) ..."""
 
     group_id: int
     request_id: str
