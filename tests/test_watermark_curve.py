@@ -1,4 +1,4 @@
-"""The watermark's known curve (vLLM pull request 44594), from the committed simulation; tests/test_figures.py makes one of its runs again."""
+"""The watermark's known curve (vLLM pull request 44594), from the committed simulation; test_figures.py makes one of its runs again."""
 
 from __future__ import annotations
 
