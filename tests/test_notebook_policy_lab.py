@@ -85,7 +85,8 @@ FAULTS = {
         "class Mine(KeyEviction):\n    def key(self, block):\n        return block.nothing\n", 4, "AttributeError"),
     "not a tuple of numbers": ("class Mine(KeyEviction):\n    def key(self, block):\n        return ('a',)\n", 3, "total order"),
     "own clock": (
-        "import time\nclass Mine(KeyEviction):\n    def key(self, block):\n        return (time.time(), block.used_tick)\n", None, "no clock"),
+        "import time\nclass Mine(KeyEviction):\n    def key(self, block):\n        return (time.time(), block.used_tick)\n",
+        None, "no clock"),
 }  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def test_an_interrupt_ends_the_work_and_not_the_kernel():
 
 def test_the_class_lives_in_the_namespace_and_prints_are_shown():
     names: dict[str, object] = {"WEIGHT": 3}
-    source = "print('<hello>')\nclass Heavy(KeyEviction):\n    def key(self, block):\n        return (WEIGHT * block.depth, block.used_tick)"
+    source = "print('<hello>')\nclass Heavy(KeyEviction):\n    def key(self, block):\n        return (WEIGHT * block.depth, block.depth)"
     lab = policy_lab(source=HEAD + source, traces=TRACE, namespace=names)
     assert lab.check(), lab.message.text
     assert names["Heavy"] is lab.policy_class

@@ -99,8 +99,8 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
 
     def _buttons(self) -> w.Widget:
         buttons = [self.pin_button, self.unpin_button, self.copy_command, self.copy_python, self.frame_button, self.save_button]
-        for button in buttons:
-            button.layout = {"width": "132px", "margin": "2px"}
+        for button, width in zip(buttons, (90, 112, 148, 136, 124, 124), strict=True):
+            button.layout = {"width": f"{width}px", "margin": "2px"}
         return w.HBox(buttons, layout={"flex_flow": "row wrap", "margin": "4px 0 0 0"})
 
     def _controls(self) -> w.Widget:
@@ -112,7 +112,7 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
             [_row(name, getattr(controls, name)) for name in ("block_size", "num_blocks", "equal_memory", "watermark")],
             [_row(name, getattr(controls, name)) for name in ("eviction", "scheduling", "preemption", "mode")],
         )
-        boxes = [w.VBox(rows, layout={"width": "272px", "margin": "0 16px 0 0"}) for rows in columns]
+        boxes = [w.VBox(rows, layout={"width": "262px", "margin": "0 12px 0 0"}) for rows in columns]
         return w.HBox(boxes, layout={"flex_flow": "row wrap"})
 
     # ------------------------------------------------------------------ runs
@@ -356,7 +356,7 @@ def _row(name: str, control: w.Widget) -> w.Widget:
     """A control under its name, which is the command line's."""
     control.layout.width = "auto"
     control.layout.flex = "1 1 auto"
-    label = w.Label("" if name == "equal_memory" else name, layout={"width": "84px", "min_width": "84px"})
+    label = w.Label("" if name == "equal_memory" else name, layout={"width": "76px", "min_width": "76px"})
     return w.HBox([label, control])
 
 

@@ -121,8 +121,7 @@ class Controls:
         self._shared = tuple(overrides)
         self._workloads = {"simulated": dict(workloads), "real": dict(real_workloads)}
         options = groups_once()
-        self.runner = w.ToggleButtons(options=["simulated", "real"], style={"button_width": "90px"}, tooltips=[
-            "a cost model and a virtual clock: answers at once", "the bundled model decodes: press Run"])  # fmt: skip
+        self.runner = _menu(["simulated", "real"])
         self.workload = _menu(list(workloads))
         self.block_size = w.SelectionSlider(options=BLOCK_SIZES, value=16, continuous_update=True)
         self.num_blocks = w.IntSlider(value=192, min=8, max=1024, step=8, continuous_update=True)

@@ -277,7 +277,7 @@ def _replay_table(finishes: Sequence[Finish]) -> str:
 
 
 def _button(text: str, action: Callable[[], Any], tooltip: str, icon: str, style: str = "") -> w.Button:
-    button = w.Button(description=text, tooltip=tooltip, icon=icon, button_style=style, layout={"width": "130px"})
+    button = w.Button(description=text, tooltip=tooltip, icon=icon, button_style=style, layout={"width": "150px"})
     button.on_click(lambda _: action())
     return button
 

@@ -25,6 +25,7 @@ export default {
     const button = document.createElement("button");
     button.className = "lm-Widget jupyter-widgets jupyter-button widget-button kvlab-copy";
     button.style.width = "100%";
+    button.style.margin = "0";
     let timer = null;
     const label = () => {
       button.textContent = model.get("label");

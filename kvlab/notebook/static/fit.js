@@ -7,7 +7,7 @@ export default {
     let width = 0;
     let drawn = false;
     const look = () => {
-      const box = el.parentElement;
+      const box = el.closest(".widget-vbox");
       if (!box) return;
       const plot = box.querySelector(".js-plotly-plot .main-svg");
       if (box.clientWidth !== width || (plot !== null) !== drawn) tell();
