@@ -91,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = _overrides_together(list(sys.argv[1:] if argv is None else argv))
     _Process.exit_code, _Process.sweep_dir, _Process.terminated = OK, None, False
+    refused = False
     try:
         command, arguments = _sweep_of(arguments)
         with _hydra_environment(arguments):
@@ -101,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 command.run()
         code = _Process.exit_code
     except (UserError, HydraException, OmegaConfBaseException) as error:
+        refused = True
         _say(f"kvlab: {error if isinstance(error, UserError) else as_user_error(error)}")
         code = USER_ERROR
     except OSError as error:  # Hydra makes the run's folder before the run, whose own errors never come this far
@@ -113,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = TERMINATED if _Process.terminated else INTERRUPTED
     except SystemExit as end:  # --help, --cfg and errors of the argument parser
         code = end.code if isinstance(end.code, int) else FAILED
-    return _end_of_sweep(code) if _Process.sweep_dir is not None else code
+    return _end_of_sweep(code, refused) if _Process.sweep_dir is not None else code
 
 
 def _overrides_together(arguments: list[str]) -> list[str]:
@@ -175,17 +177,19 @@ def _hydra_environment(arguments: Sequence[str]) -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
-def _end_of_sweep(code: int) -> int:
-    """Print the table of all runs in the sweep's folder; the exit code is that of the worst one."""
+def _end_of_sweep(code: int, refused: bool) -> int:
+    """Print the table of all runs in the sweep's folder; the exit code is that of the worst one, unless the sweep was `refused`."""
     from kvlab.tables import sweep_table
 
     folder = _Process.sweep_dir
     if folder is None or not folder.is_dir():
         return code
     runs = load_runs(folder)
+    if refused and all(run.state in ("empty", "foreign") for run in runs):
+        return code
     print(sweep_table(runs)[0])
     print(f"\nFolder: {_shown(folder)}")
-    return code if code in (INTERRUPTED, TERMINATED) else _code_of(runs) or code
+    return code if refused or code in (INTERRUPTED, TERMINATED) else _code_of(runs) or code
 
 
 def _code_of(runs: Runs) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Mapping
@@ -23,15 +24,18 @@ def pack(root: Path, point: Point) -> bytes:
         raise UserError("Running points in other processes needs cloudpickle: pip install cloudpickle.") from error
     classes = {name: find_class(f"__main__.{name}") for name in _of_main(point.config)}
     try:
-        return bytes(cloudpickle.dumps((str(root.absolute()), replace(point, facts={}), classes)))
+        inner = bytes(cloudpickle.dumps((str(root.absolute()), replace(point, facts={}), classes)))
+        return pickle.dumps(([path or os.getcwd() for path in sys.path], inner))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UserError(f"The policies of point {point.number} ({point.label}) can't be sent to another process: {error}. "
                         "Give a class instead of an object, or run without jobs and launcher.") from error  # fmt: skip
 
 
 def run_packed(payload: bytes) -> Attempt:
-    """Run a packed point here. What only the sending process's `__main__` has is put into this one's."""
-    root, point, classes = pickle.loads(payload)
+    """Run a packed point here. Modules are looked for where the sender would, too; what only its `__main__` has is put into this one's."""
+    paths, inner = pickle.loads(payload)
+    sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]
+    root, point, classes = pickle.loads(inner)
     main = sys.modules["__main__"]
     for name, found in classes.items():
         if not hasattr(main, name):
