@@ -80,11 +80,17 @@ def _draw(folders: Sequence[Folder], out: Path | None) -> int:
 
 
 def _run(folders: Sequence[Folder]) -> int:
+    """One after another; a figure that can't be produced (a trace that isn't there) doesn't keep the others."""
+    failed = 0
     for folder in folders:
-        frame = actions.run(folder)
-        seconds = manifest.read(folder)["seconds"]
-        print(f"{folder.name}: {len(frame)} rows in {seconds:.0f} s", flush=True)
-    return 0
+        try:
+            frame = actions.run(folder)
+        except KvlabError as error:
+            failed += 1
+            print(f"kvlab.figures: {folder.name}: {error}", file=sys.stderr, flush=True)
+        else:
+            print(f"{folder.name}: {len(frame)} rows in {manifest.read(folder)['seconds']:.0f} s", flush=True)
+    return 2 if failed else 0
 
 
 def _verify(folders: Sequence[Folder]) -> int:
