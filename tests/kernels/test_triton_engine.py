@@ -45,6 +45,7 @@ def run(backend: Backend, num_blocks: int, block_size: int, budget: int, num_cpu
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("block_size", "num_blocks", "mode"), [(1, 48, "swap"), (3, 17, "recompute"), (16, 4, "swap")])
 def test_the_tokens_of_torch(block_size: int, num_blocks: int, mode: str) -> None:
     """Chunked prefill, preemption, prefix hits and a fork, all of which must have happened."""
@@ -61,6 +62,7 @@ def test_the_tokens_of_torch(block_size: int, num_blocks: int, mode: str) -> Non
     assert {path.split()[0] for path in backend.paths} == {"write_kv", "decode_attention", "prefill_attention"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "fp16"])
 def test_the_tokens_of_torch_from_small_numbers(kv_dtype: str) -> None:
     """What storage loses, it loses alike on both: the same bits are written, and read the same."""
@@ -71,6 +73,7 @@ def test_the_tokens_of_torch_from_small_numbers(kv_dtype: str) -> None:
     assert log.total("num_preemptions") > 0
 
 
+@pytest.mark.slow
 def test_a_window() -> None:
     window = by_name("compression", "window", size=9)
     expected = run(TorchBackend(), 200, 16, 200, prefix_cache="none", compression=window)
@@ -99,6 +102,7 @@ def test_what_it_refuses() -> None:
     assert make_backend("auto", CPU).name == "torch"
 
 
+@pytest.mark.slow
 def test_a_run_says_which_kernels_it_used(tmp_path: Path) -> None:
     config = ["model=tiny", "dtype=float32", "device=cpu", "threads=1", "workload=synthetic", "workload.num_requests=2",
               "workload.arrivals.kind=all_at_once", "workload.prompt_len=9", "workload.output_len=2", "block_size=5"]  # fmt: skip
