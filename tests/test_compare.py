@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 import json
 import math
 from pathlib import Path
@@ -96,7 +98,8 @@ def test_the_first_different_decision_and_why(runs: dict[str, Run]) -> None:
 def test_a_later_difference_shows_the_state_that_both_were_in(tmp_path: Path) -> None:
     words = [*SIMULATED, "workload=shared_prefix", "workload.num_requests=24", "workload.arrivals.kind=all_at_once", "num_blocks=64",
              "record.plans=true"]  # fmt: skip
-    words = [w for w in words if w not in ("workload=synthetic", "workload.num_requests=4", "workload.prompt_len=24", "workload.output_len=4")]
+    left_out = ("workload=synthetic", "workload.num_requests=4", "workload.prompt_len=24", "workload.output_len=4")
+    words = [word for word in words if word not in left_out]
     made = [kvlab.run(kvlab.compose(*words, f"eviction={e}"), folder=tmp_path / e, progress=False) for e in ("lru", "mru")]
     decisions = kvlab.compare(*made).decisions
     assert decisions is not None
@@ -146,7 +149,7 @@ def test_a_perfetto_timeline_follows_the_trace_event_format(runs: dict[str, Run]
             tracks.setdefault((event["pid"], event["tid"]), []).append(event)
     for spans in tracks.values():  # spans of a track never overlap
         spans.sort(key=lambda e: (e["ts"], e["dur"]))
-        for before, after in zip(spans, spans[1:], strict=False):
+        for before, after in itertools.pairwise(spans):
             assert before["ts"] + before["dur"] <= after["ts"] + 1e-3
     assert len(tracks[1, 1]) == runs["a"].summary["num_steps"]
     blocks = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "KV blocks"]
@@ -161,13 +164,13 @@ def test_a_perfetto_timeline_follows_the_trace_event_format(runs: dict[str, Run]
 def test_csv_holds_what_the_frames_hold(runs: dict[str, Run], tmp_path: Path) -> None:
     paths = runs["a"].to_csv(tmp_path / "csv")
     assert [p.name for p in paths] == ["steps.csv", "requests.csv", "summary.csv"]
-    rows = list(csv.DictReader(open(tmp_path / "csv" / "requests.csv")))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "csv" / "requests.csv").read_text())))
     frame = runs["a"].requests()
     assert [row["request_id"] for row in rows] == frame["request_id"].tolist()
     assert [json.loads(row["token_times_s"]) for row in rows] == [list(times) for times in frame["token_times_s"]]
     assert json.loads(rows[0]["output_token_ids"]) == [list(map(int, ids)) for ids in frame["output_token_ids"][0]]
     assert float(rows[3]["ttft_s"]) == frame["ttft_s"][3]
-    summary = {row["figure"]: row["value"] for row in csv.DictReader(open(tmp_path / "csv" / "summary.csv"))}
+    summary = {row["figure"]: row["value"] for row in csv.DictReader(io.StringIO((tmp_path / "csv" / "summary.csv").read_text()))}
     assert int(summary["num_steps"]) == runs["a"].summary["num_steps"]
 
 

@@ -110,7 +110,8 @@ def test_what_cant_fit_is_pruned_with_its_reason(tmp_path: Path) -> None:
     assert found.trials["state"].tolist() == ["pruned", "pruned"]
     assert found.trials["reason"][0].startswith("Every request of the workload was refused")
     assert found.front.empty
-    mixed = kvlab.search({"layout": ["paged", "contiguous_max"]}, *SIMULATED, "num_blocks=400", trials=6, folder=tmp_path / "m", progress=False)
+    layouts = {"layout": ["paged", "contiguous_max"]}
+    mixed = kvlab.search(layouts, *SIMULATED, "num_blocks=400", trials=6, folder=tmp_path / "m", progress=False)
     assert set(mixed.trials["state"]) == {"finished", "pruned"}
     assert "prefix_cache=none" in mixed.trials[mixed.trials["state"] == "pruned"]["reason"].iloc[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -124,15 +125,17 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray of two nodes with a CPU each, on this machine; its token is this test's own."""
-    ray = pytest.importorskip("ray")
     folder = tmp_path_factory.mktemp("ray")
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     scratch = Path("/tmp") / f"kvlab-ray-{os.getpid()}"  # Ray's sockets need a short path
-    own = {"RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(scratch)}
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0",
+           "RAY_TMPDIR": str(scratch)}  # fmt: skip
     scratch.mkdir()
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
+    import ray  # which reads them once
+
     port = free_port()
     own_address = ray.util.get_node_ip_address()  # Ray takes it whatever it is told; the token keeps others out
     address = f"{own_address}:{port}"
@@ -167,6 +170,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 node.wait(30)
             except subprocess.TimeoutExpired:
                 node.kill()
+        shutil.rmtree(scratch, ignore_errors=True)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
