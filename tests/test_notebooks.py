@@ -50,6 +50,20 @@ print("PROBE" + json.dumps({
     "knobs": [advice.knob for advice in explanation.advice],
 }))
 """,
+    "06_inside_the_block_pool": """
+import json
+import numpy as np
+from kvlab.notebook.block_log import SHARED, SWAPPED
+at = block_map(swapping).states(swapped_at, "cpu")
+print("PROBE" + json.dumps({
+    "states": [r.state for r in (paging, forks, shared, swapping)],
+    "kinds": {k: int(v) for k, v in forks.blocks()["kind"].value_counts().items()},
+    "shared_at_2": int((block_map(forks, step=2).states(2) == SHARED).sum()),
+    "evicted": shared.summary["num_evicted_blocks"], "hits": shared.summary["prefix_cache_hit_rate_tokens"],
+    "preemptions": swapping.summary["num_preemptions"], "swapped_at": int((at == SWAPPED).sum()),
+    "cpu_used": int(swapping.steps()["cpu_blocks_used"][swapped_at]), "linked": block_map(shared).step == tree.step == 60,
+}))
+""",
     "08_real_to_simulated": """
 import json
 print("PROBE" + json.dumps({
@@ -229,3 +243,23 @@ def test_real_to_simulated(tmp_path, monkeypatch):
     assert probe["source"] == "Fitted"
     assert probe["ttft"] == sorted(probe["ttft"], reverse=True)  # the more run at once, the shorter the wait
     assert names_of_figures(outputs)[1][0] == "run = real"
+
+
+@pytest.mark.slow
+def test_inside_the_block_pool(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    outputs, probe = execute(ROOT / "notebooks" / "06_inside_the_block_pool.ipynb", tmp_path)
+    assert probe["states"] == ["finished"] * 4
+    assert probe["kinds"]["copy"] == 8  # four requests, two further samples each: a copy of the half-full block for each
+    assert probe["kinds"]["share"] == 40  # and five blocks of a prompt of 72 tokens taken by each
+    assert probe["shared_at_2"] > 0
+    assert probe["evicted"] > 0
+    assert probe["hits"] > 0.3
+    assert probe["preemptions"] > 0
+    assert probe["swapped_at"] == probe["cpu_used"] > 0
+    assert probe["linked"] is True
+    widgets = [o for o in outputs if "application/vnd.jupyter.widget-view+json" in o.get("data", {})]
+    assert len(widgets) == 7
+    assert len([o for o in outputs if PLOTLY in o.get("data", {})]) == 2
+    assert "Traceback" not in json.dumps(outputs)
+    assert (tmp_path / "block_map.html").stat().st_size > 50_000

@@ -25,14 +25,16 @@ class PlanView:
     """Read from the table `plans`.
 
     Attributes:
-        fills: (step, block, filled slots after it), in order of steps.
+        fill_steps: (step, number of blocks whose filled slots changed in it). fill_blocks, fill_slots: those of all steps, in order.
         copies: (step, source, destination) within the gpu tier.
         transfers: (step, source tier, source, destination tier, destination).
         chunks: (step, last block of the sequence's table, tokens computed): entries with more than one token, prefill chunks.
         note: why reading stopped early; "" if it didn't.
     """
 
-    fills: list[tuple[int, int, int]] = field(default_factory=list)
+    fill_steps: list[tuple[int, int]] = field(default_factory=list)
+    fill_blocks: list[int] = field(default_factory=list)
+    fill_slots: list[int] = field(default_factory=list)
     copies: list[tuple[int, int, int]] = field(default_factory=list)
     transfers: list[tuple[int, str, int, str, int]] = field(default_factory=list)
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
@@ -41,10 +43,12 @@ class PlanView:
     """Filled slots of each block after the step read last."""
 
     def fill_columns(self, allocated: Ints, num_steps: int, num_blocks: int) -> tuple[Ints, npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
-        """`fills` as columns: starts by step [S + 1], block, filled slots. A block begins with none where it is `allocated`, rows of
+        """Filled slots as columns: starts by step [S + 1], block, filled slots. A block begins with none where it is `allocated`, rows of
         (step, block)."""
         empty = np.column_stack((allocated, np.zeros(len(allocated), dtype=np.int64)))
-        rows = np.concatenate((empty, np.array(self.fills, dtype=np.int64).reshape(-1, 3)))
+        when = np.array(self.fill_steps, dtype=np.int64).reshape(-1, 2)
+        written = np.column_stack((np.repeat(when[:, 0], when[:, 1]), self.fill_blocks, self.fill_slots)).astype(np.int64)
+        rows = np.concatenate((empty, written))
         rows = rows[(rows[:, 0] < num_steps) & (rows[:, 1] < num_blocks)]
         rows = rows[np.argsort(rows[:, 0], kind="stable")]  # within a step: empty first, then what was written
         starts = np.searchsorted(rows[:, 0], np.arange(num_steps + 1), side="left").astype(np.int64)
@@ -78,9 +82,15 @@ def _read(view: PlanView, tables: dict[int, list[int]], decisions: list[Any], si
         tables[seq_id] = list(block_ids)
     moved = {seq_id for seq_id, _ in fresh}
     filled = _moved(view, step, swap_out, swap_in, copies, size)
-    for seq_id, first, num_new, _, num_dropped, *_ in scheduled:
-        table = tables.get(seq_id, [])
-        start, end = first - num_dropped, first - num_dropped + num_new
+    for entry in scheduled:
+        seq_id, num_new = entry[0], entry[2]
+        table, start = tables.get(seq_id, []), entry[1] - entry[4]
+        if num_new == 1 and seq_id not in moved:  # nearly all: a decode writes one slot
+            i, slots = start // size, start % size + 1
+            if i < len(table) and filled.get(table[i], 0) < slots:
+                filled[table[i]] = slots
+            continue
+        end = start + num_new
         for i in range(start // size, min(-(-end // size), len(table))):
             filled[table[i]] = max(filled.get(table[i], 0), min(size, end - i * size))
         if seq_id in moved:  # a region that has grown may have its old blocks behind what is written
@@ -88,7 +98,9 @@ def _read(view: PlanView, tables: dict[int, list[int]], decisions: list[Any], si
                 filled.setdefault(block_id, 0)
         if num_new > 1 and table:
             view.chunks.append((step, table[min(len(table), -(-end // size)) - 1], num_new))
-    view.fills += ((step, block_id, num) for block_id, num in filled.items())
+    view.fill_steps.append((step, len(filled)))
+    view.fill_blocks += filled
+    view.fill_slots += filled.values()
     view.filled |= filled
 
 
