@@ -9,7 +9,7 @@ import pandas as pd
 from kvlab.figures import FigureSpec
 
 POLICIES = ("lru", "fifo", "lfu", "s3fifo", "random")
-PANELS = {"computed": "computed tokens (% of those without caching)", "ttft": "mean TTFT (ms)"}
+PANELS = {"computed": "computed tokens\n(% of those without caching)", "ttft": "mean TTFT (ms)"}
 
 
 def measure(run: Any) -> dict[str, Any]:
@@ -41,7 +41,8 @@ def draw(results: pd.DataFrame) -> Any:
         panel.xaxis.set_major_formatter("{x:,.0f}")
     panels[0].set_ylim(0, 105)
     panels[1].set_yscale("log")
-    panels[1].yaxis.set_major_formatter("{x:,.0f}")
+    panels[1].set_yticks([20, 50, 100, 200, 500, 1000, 2000], ["20", "50", "100", "200", "500", "1,000", "2,000"])
+    panels[1].minorticks_off()
     legend_above(fig, 6, panels[0].get_legend_handles_labels()[0])
     return fig
 
