@@ -61,7 +61,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 
 @pytest.mark.parametrize(
     "more",
-    [{"jobs": 2}, {"launcher": "joblib", "launcher_options": {"n_jobs": 2}}, {"launcher": "slurm", "launcher_options": {"cluster": "local"}}],
+    [{"jobs": 2}, {"launcher": "joblib", "launcher_options": {"n_jobs": 2}},
+     {"launcher": "slurm", "launcher_options": {"cluster": "local"}}],
 )  # fmt: skip
 def test_processes_of_this_machine_give_the_frame_of_one(tmp_path: Path, expected: pd.DataFrame, more: dict[str, Any]) -> None:
     runs = sweep(tmp_path / "s", grid(), *WORDS, **more)
