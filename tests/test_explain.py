@@ -101,7 +101,7 @@ def test_losses_by_hand():
     assert value(found, "prefix cache hit rate") == 20.0
     assert value(found, "shared, but not in full blocks") == 6.0
     knobs = {a.knob: a.gain for a in found.advice}
-    assert "at most 6.0 %" in knobs["a smaller block_size (or prefix_cache=radix)"]
+    assert "at most 6.0 %" in knobs["a smaller block_size (or prefix_cache=radix prefix_cache.partial_block_copy=true)"]
     assert "at most 20 % fewer tokens" in next(gain for knob, gain in knobs.items() if knob.startswith("a higher watermark"))
 
 
