@@ -1,4 +1,4 @@
-"""The block map as a saved page and in an exported notebook, without a kernel: plays, answers keyboard and pointer, complains of nothing."""
+"""The block map as a saved page and in an exported notebook, without a kernel: plays, answers keys and pointer, complains of nothing."""
 
 from __future__ import annotations
 
@@ -118,6 +118,7 @@ def test_twenty_thousand_blocks_at_thirty_frames_a_second(page, tmp_path, artifa
         return took.sort((a, b) => a - b)[150]; }""")  # fmt: skip
     page.screenshot(path=artifacts / "block_map_20000.png")
     with capsys.disabled():
-        print(f"\n20,000 blocks, 2,000 steps: page ready after {ready:.2f} s, {frame_ms:.1f} ms a frame (median), {path.stat().st_size / 1e6:.1f} MB")
+        size = path.stat().st_size / 1e6
+        print(f"\n20,000 blocks, 2,000 steps: page of {size:.1f} MB ready after {ready:.2f} s, {frame_ms:.1f} ms a frame")
     assert frame_ms < 33
     assert ready < 10  # 3 s on an idle machine
