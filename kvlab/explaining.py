@@ -291,7 +291,8 @@ class _Reader:
         self.sentences.append(words + ".")
         if lost / queries >= WORTH:
             gain = f"at most {_percent(lost / queries)} more of the prompt tokens from the cache"
-            self.advice.append(Advice("a smaller block_size (or prefix_cache=radix prefix_cache.partial_block_copy=true)", gain, lost / queries))
+            knob = "a smaller block_size (or prefix_cache=radix prefix_cache.partial_block_copy=true)"
+            self.advice.append(Advice(knob, gain, lost / queries))
 
     def _evicted_too_early(self) -> tuple[int, bool]:
         """Blocks published again after the same content had been evicted; whether block events were recorded."""

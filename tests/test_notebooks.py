@@ -70,7 +70,7 @@ print("PROBE" + json.dumps({
     "states": [real.state, simulated.state, *answers["status"]],
     "tokens": [real.summary["num_output_tokens"], simulated.summary["num_output_tokens"]],
     "held_out": [fit.held_out.num_steps, fit.held_out.median],
-    "source": simulated.summary["cost_model"]["name"],
+    "source": simulated.summary["step_cost"]["name"],
     "ttft": answers["mean_ttft_ms"].tolist(),
 }))
 """,
