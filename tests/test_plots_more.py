@@ -151,6 +151,7 @@ def test_difference_of_two_summaries():
     assert list(drawn["better"].y) == ["Output token throughput (tok/s)"]
     assert list(drawn["better"].x) == pytest.approx([20])
     assert list(drawn["worse"].x) == pytest.approx([50])
+    assert drawn["worse"].marker.pattern.fillmode == "overlay"  # a white hatch that replaces the fill is a white bar
     assert [a.text for a in fig.layout.annotations] == ["50 → 60", "100 → 150", "4 → 4", "0 → 3"]  # from 0 there is no relative change
     with pytest.raises(UserError, match="Unknown summary figure"):
         plots.difference(before, after, figures=["ttft"])

@@ -57,7 +57,7 @@ def difference(
         if rows:
             fig.add_bar(
                 orientation="h", y=[KNOWN[key] for key in rows], x=[100 * (after[key] / before[key] - 1) for key in rows], name=name,
-                marker={"color": color, "pattern": {"shape": hatch, "fgcolor": "white", "size": 6, "solidity": 0.3}},
+                marker={"color": color, "pattern": {"shape": hatch, "fgcolor": "white", "size": 6, "solidity": 0.3, "fillmode": "overlay"}},
                 customdata=[[before[key], after[key]] for key in rows],
                 hovertemplate="%{y}: %{customdata[0]:,.5~g} before, %{customdata[1]:,.5~g} after (%{x:+.1f} %)<extra></extra>",
             )  # fmt: skip
