@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 LINE_EVERY_S = 30.0
@@ -93,10 +93,8 @@ def _bar(total: int | None, label: str, unit: str) -> Any:
     except ImportError:
         return None
     kind: Any = bar
-    if notebook:
-        with suppress(ImportError):  # without ipywidgets: tqdm's bar of characters
-            import ipywidgets  # noqa: F401 - tqdm.notebook imports without it and fails later
-            from tqdm.notebook import tqdm as widget
+    if notebook and find_spec("ipywidgets") is not None:  # tqdm.notebook imports without it and fails later
+        from tqdm.notebook import tqdm as widget
 
-            kind = widget
+        kind = widget
     return kind(total=total, desc=label, unit=unit, dynamic_ncols=True, leave=False)

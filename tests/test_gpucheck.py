@@ -36,10 +36,10 @@ def test_a_dry_run_measures_every_section_and_writes_three_files(tmp_path: Path)
     assert report["failures"] == {}
     assert report["environment"]["dry"] is True
     frame = pd.read_parquet(out / "findings.parquet")
-    assert set(frame["section"]) == {"card", "correctness", "swap", "decode", "prefill", "tokens", "policies", "end to end"}
+    assert set(frame["section"]) == {"card", "correctness", "swap", "decode", "prefill", "tokens", "policies", "graphs", "end to end"}
     assert len(frame) == len(report["findings"])
     judged = frame[frame["ok"].notna()]
-    assert set(judged["section"]) == {"correctness", "swap", "tokens", "policies"}  # a dry run's times mean nothing
+    assert set(judged["section"]) == {"correctness", "swap", "tokens", "policies", "graphs"}  # a dry run's times mean nothing
     assert judged["ok"].all()
     page = (out / "README.md").read_text()
     assert "Dry run on a CPU" in page

@@ -67,7 +67,8 @@ def across_policies(device: torch.device, sizes: Sizes, model: str) -> list[Find
     prompts_ST = prompts(load_model(spec_of(model, sizes), torch.float32, "cpu"), sizes)
     work = prompts_ST.tolist()
     runner = make_runner(loaded, device)
-    plain = EngineConfig(4 * sizes.num_prompts * (sizes.prompt_len + sizes.num_new), 16, max_model_len=MAX_MODEL_LEN)
+    room = 4 * sizes.num_prompts * (sizes.prompt_len + sizes.num_new)
+    plain = EngineConfig(room, 16, max_num_seqs=len(work), max_model_len=MAX_MODEL_LEN)
     wanted = serve(runner, torch.float32, plain, PolicySet(), work, sizes.num_new)
     tie = 4 * _deviation(loaded, device, prompts_ST, wanted)
     found = []
@@ -75,6 +76,25 @@ def across_policies(device: torch.device, sizes: Sizes, model: str) -> list[Find
         got = serve(runner, torch.float32, case.config, case.policies, work * case.num_rounds, sizes.num_new)
         found.append(_compare(case, got, wanted, loaded, work, tie))
     return found
+
+
+def graphs(device: torch.device, sizes: Sizes, model: str) -> list[Finding]:
+    """Tokens of decodes recorded as CUDA graphs against eager ones, bit for bit the same kernels; batches shrink, so rows are padded."""
+    loaded = load_model(spec_of(model, sizes), torch.float32, device)
+    work = prompts(load_model(spec_of(model, sizes), torch.float32, "cpu"), sizes).tolist()
+    config = EngineConfig(4 * len(work) * (sizes.prompt_len + sizes.num_new), 16, max_num_seqs=len(work), max_model_len=MAX_MODEL_LEN)
+    lengths = [1 + sizes.num_new * (index + 1) // len(work) for index in range(len(work))]
+    tokens = []
+    counts: dict[str, int] = {}
+    for graph_sizes in ((), (1, 2, 4, len(work))):
+        runner = make_runner(loaded, device, sorted(set(graph_sizes)))
+        tokens.append(serve(runner, torch.float32, config, PolicySet(), work, lengths).tokens)
+        counts = {path: count for path, count in runner.paths.items() if path.startswith("graph")}
+        runner.close()
+    num_same = sum(a == b for a, b in zip(*tokens, strict=True))
+    ok = num_same == len(work) and bool(counts)
+    note = f"steps by graph: {counts}"
+    return [Finding("graphs", "requests with identical tokens", num_same, f"of {len(work)}", {}, None, "all", ok, note)]
 
 
 def _deviation(loaded: LoadedModel, device: torch.device, prompts_ST: torch.Tensor, wanted: Served) -> float:

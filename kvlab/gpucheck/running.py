@@ -15,7 +15,7 @@ import torch
 from kvlab.gpucheck.card import Rates, environment, find_device, measure_rates
 from kvlab.gpucheck.correctness import correctness
 from kvlab.gpucheck.findings import Finding
-from kvlab.gpucheck.policies import across_policies, swap_round_trip
+from kvlab.gpucheck.policies import across_policies, graphs, swap_round_trip
 from kvlab.gpucheck.report import write_report
 from kvlab.gpucheck.sizes import DRY, FULL, Sizes
 from kvlab.gpucheck.speed import decode_speed, prefill_speed
@@ -32,6 +32,7 @@ SECTIONS: dict[str, Section] = {
     "prefill": lambda device, rates, sizes, model: prefill_speed(device, rates, sizes),
     "tokens": lambda device, rates, sizes, model: teacher_forced(device, sizes, model),
     "policies": lambda device, rates, sizes, model: across_policies(device, sizes, model),
+    "graphs": lambda device, rates, sizes, model: graphs(device, sizes, model),
     "end_to_end": lambda device, rates, sizes, model: end_to_end(device, rates, sizes),
 }
 
@@ -42,6 +43,7 @@ MEANING = {
     "prefill": "prefill attention: share of the matrix rate",
     "tokens": "logits and best tokens against the CPU's float32, beside transformers'",
     "policies": "tokens across policies, block sizes, swap, depth",
+    "graphs": "tokens of decodes as CUDA graphs against eager ones",
     "end_to_end": "a Llama-3-8B shape: step time over its floor, throughput over transformers'",
 }
 

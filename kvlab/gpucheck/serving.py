@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kvlab.engine import Engine, EngineConfig, PolicySet
-from kvlab.engine.runners.torch_runner import TorchRunner
+from kvlab.engine.runners.cuda_runner import CudaRunner
 from kvlab.kernels.triton_backend import TritonBackend
 from kvlab.model.loading import LoadedModel
 from kvlab.types import Request, SamplingParams, StepStats
@@ -28,17 +28,18 @@ class Served:
         return sum(getattr(stats, field) for stats in self.steps)
 
 
-def make_runner(loaded: LoadedModel, device: torch.device) -> TorchRunner:
-    """A runner on Triton kernels."""
-    return TorchRunner(loaded, TritonBackend(device))
+def make_runner(loaded: LoadedModel, device: torch.device, graph_sizes: Sequence[int] | None = None) -> CudaRunner:
+    """A runner on Triton kernels; decodes as CUDA graphs of these batch sizes (None: its default ones, (): none)."""
+    return CudaRunner(loaded, TritonBackend(device), graph_sizes=graph_sizes)
 
 
-def serve(runner: TorchRunner, dtype: torch.dtype, config: EngineConfig, policies: PolicySet, work: Sequence[Sequence[int]],
-          num_output: int) -> Served:  # fmt: skip
-    """Run all prompts (token ids) to `num_output` greedy tokens each; all arrive at once."""
+def serve(runner: CudaRunner, dtype: torch.dtype, config: EngineConfig, policies: PolicySet, work: Sequence[Sequence[int]],
+          num_output: int | Sequence[int]) -> Served:  # fmt: skip
+    """Run all prompts (token ids) to `num_output` greedy tokens each (one number, or one a prompt); all arrive at once."""
+    lengths = [num_output] * len(work) if isinstance(num_output, int) else list(num_output)
     engine = Engine(config, policies, runner, model_dtype=str(dtype).removeprefix("torch."))
-    for index, ids in enumerate(work):
-        engine.add_request(Request(f"r{index}", list(ids), SamplingParams(max_tokens=num_output, ignore_eos=True)))
+    for index, (ids, length) in enumerate(zip(work, lengths, strict=True)):
+        engine.add_request(Request(f"r{index}", list(ids), SamplingParams(max_tokens=length, ignore_eos=True)))
     outputs: dict[str, list[int]] = {}
     steps = []
     start = time.perf_counter()

@@ -6,6 +6,7 @@ Floor of a decode step: weights and the K and V of all sequences, each read once
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
 from typing import Any
@@ -51,23 +52,28 @@ def end_to_end(device: torch.device, rates: Rates, sizes: Sizes) -> list[Finding
 
 def _ours(served: Served, loaded: LoadedModel, rates: Rates, sizes: Sizes, depth: int) -> list[Finding]:
     shape, setting = loaded.config, {"depth": depth}
-    decodes = [stats for stats in served.steps if stats.num_decode_seqs == sizes.num_seqs == stats.num_scheduled_seqs]
+    decodes = [
+        (stats, 1e3 * (stats.end_s - before.end_s))
+        for before, stats in itertools.pairwise(served.steps)
+        if stats.num_decode_seqs == sizes.num_seqs == stats.num_scheduled_seqs
+    ]
     if not decodes:
         return [Finding("end to end", "decode step", None, "ms", setting, note="no step decoded all sequences")]
-    step_ms = statistics.median(stats.execute_ms for stats in decodes)
+    step_ms = statistics.median(interval_ms for _, interval_ms in decodes)
     kv_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * DTYPE.itemsize
-    read = [_weight_bytes(loaded) + kv_bytes * stats.num_kv_tokens_read for stats in decodes]
+    read = [_weight_bytes(loaded) + kv_bytes * stats.num_kv_tokens_read for stats, _ in decodes]
     floor_ms = 1e3 * statistics.median(read) / rates.bytes_per_s
-    host_ms = statistics.median(stats.schedule_ms + stats.commit_ms for stats in decodes)
+    host_ms = statistics.median(interval_ms - stats.execute_ms for stats, interval_ms in decodes)
     rate = sum(map(len, served.tokens)) / served.seconds
     goal, ok = at_most(step_ms / floor_ms, 1.3, "x the floor")
-    host_goal, host_ok = at_most(host_ms, 1.0, "ms, or hidden")
+    host_goal, host_ok = at_most(host_ms, 1.0, "ms")
     return [
         Finding("end to end", "output throughput", rate, "tokens/s", setting),
-        Finding("end to end", "decode step", step_ms, "ms", setting, floor_ms),
+        Finding("end to end", "decode step", step_ms, "ms", setting, floor_ms, note="from the end of a step to the end of the next"),
         Finding("end to end", "decode step over its floor", step_ms / floor_ms, "x", setting, 1.0, goal, ok),
-        Finding("end to end", "host time of a decode step", host_ms, "ms", setting, None, host_goal, host_ok),
-    ]
+        Finding("end to end", "decode step beyond the device's time", host_ms, "ms", setting, None, host_goal, host_ok,
+                "what the host takes and does not hide"),
+    ]  # fmt: skip
 
 
 def _weight_bytes(loaded: LoadedModel) -> int:
