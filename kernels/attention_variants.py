@@ -38,11 +38,20 @@ SHAPES: tuple[Shape, ...] = (
 )
 
 
-QUICK_SHAPES = (SHAPES[0], SHAPES[8], SHAPES[10], SHAPES[13])
-"""Enough for a check on each change: bf16, window and sink logits, int8, float32."""
+ONES_SHAPES: tuple[Shape, ...] = (
+    (BF16, BF16, 128, 1, 1, 1, {"window": 1, "num_sink_tokens": 1, "sink": True, "soft_cap": 1.0}),
+    (BF16, INT8, 64, 3, 1, 1, {"scales": "slot"}),
+    (BF16, FP8, 64, 8, 8, 1, {"scales": "layer"}),
+    (FP32, FP32, 64, 1, 1, 1, {}),
+)
+"""Triton makes a constant of a number that is 1: all that can be 1 together (one KV head, slot, sequence, block, split), which other code
+is compiled for."""
+
+QUICK_SHAPES = (SHAPES[0], SHAPES[8], SHAPES[10], SHAPES[13], *ONES_SHAPES[:2])
+"""Enough for a check on each change: bf16, window and sink logits, int8, float32, ones."""
 
 
-def shipped_variants(capability: tuple[int, int] = (9, 0), shapes: Sequence[Shape] = SHAPES) -> list[Variant]:
+def shipped_variants(capability: tuple[int, int] = (9, 0), shapes: Sequence[Shape] = (*SHAPES, *ONES_SHAPES)) -> list[Variant]:
     """What is compiled on a GPU of this compute capability for these shapes: decode, its reduction, prefill; each variant once.
 
     Decode is compiled with masses for the first shape and where sinks are kept, and with one split where there are sink logits.
@@ -51,8 +60,10 @@ def shipped_variants(capability: tuple[int, int] = (9, 0), shapes: Sequence[Shap
     for shape in shapes:
         options = shape[6]
         with_mass = shape == SHAPES[0] or "num_sink_tokens" in options
-        launches += decode_of(shape, capability, with_mass=with_mass, num_splits=1 if "sink" in options else 4)
-        launches.append(prefill_of(shape, capability))
+        ones = shape in ONES_SHAPES
+        for num_splits in (1, 2) if ones else (1,) if "sink" in options else (4,):
+            launches += decode_of(shape, capability, with_mass=with_mass, num_splits=num_splits, ones=ones)
+        launches.append(prefill_of(shape, capability, ones=ones))
     variants: list[Variant] = []
     for launch in launches:
         variant = launch.variant()
@@ -61,22 +72,23 @@ def shipped_variants(capability: tuple[int, int] = (9, 0), shapes: Sequence[Shap
     return variants
 
 
-def decode_of(shape: Shape, capability: tuple[int, int], *, with_mass: bool, num_splits: int) -> list[Launch]:
-    """Launches of decode attention for a shape, on tensors without memory."""
-    q, cache, options = _tensors(shape, NUM_SEQS)
-    num_blocks = LENGTH // cache.shape[2]
-    mass = torch.empty(NUM_SEQS, cache.shape[3], num_blocks, device="meta") if with_mass else None
+def decode_of(shape: Shape, capability: tuple[int, int], *, with_mass: bool, num_splits: int, ones: bool = False) -> list[Launch]:
+    """Launches of decode attention for a shape, on tensors without memory. `ones`: of one sequence of one block."""
+    num_seqs, num_blocks = (1, 1) if ones else (NUM_SEQS, LENGTH // shape[5])
+    q, cache, options = _tensors(shape, num_seqs)
+    mass = torch.empty(num_seqs, cache.shape[3], num_blocks, device="meta") if with_mass else None
     return decode_launches(
-        q, cache[0], cache[1], _ints(NUM_SEQS, num_blocks), _ints(NUM_SEQS), q.shape[2] ** -0.5, mass_out=mass, num_splits=num_splits,
+        q, cache[0], cache[1], _ints(num_seqs, num_blocks), _ints(num_seqs), q.shape[2] ** -0.5, mass_out=mass, num_splits=num_splits,
         config=None, out=torch.empty_like(q), capability=capability, sms=132, **options,
     )  # fmt: skip
 
 
-def prefill_of(shape: Shape, capability: tuple[int, int]) -> Launch:
-    """Launch of prefill attention for a shape: chunks of CHUNK tokens."""
-    q, cache, options = _tensors(shape, 4 * CHUNK)
+def prefill_of(shape: Shape, capability: tuple[int, int], *, ones: bool = False) -> Launch:
+    """Launch of prefill attention for a shape: chunks of CHUNK tokens. `ones`: one token of one sequence of one block."""
+    num_seqs, num_blocks, chunk = (1, 1, 1) if ones else (4, LENGTH // shape[5], CHUNK)
+    q, cache, options = _tensors(shape, num_seqs * chunk)
     return prefill_launch(
-        q, cache[0], cache[1], _ints(4, LENGTH // cache.shape[2]), _ints(5), _ints(4), CHUNK, q.shape[2] ** -0.5, config=None,
+        q, cache[0], cache[1], _ints(num_seqs, num_blocks), _ints(num_seqs + 1), _ints(num_seqs), chunk, q.shape[2] ** -0.5, config=None,
         out=torch.empty_like(q), capability=capability, **options,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from kvlab.kernels.paging import logits_log2, slot_offsets, window_gap
-from kvlab.kernels.triton_common import Arg, cast, dot, jit, load_kv
+from kvlab.kernels.triton_common import Arg, cast, dot, jit, jit_for_any, load_kv
 
 
 @jit
@@ -23,7 +23,7 @@ def visible_slots(slots: Arg, length: Arg, window: Arg, num_sinks: Arg, WINDOW: 
     return seen
 
 
-@jit
+@jit_for_any("num_splits", "table_ptr", "table_stride", "length_ptr", "lse_stride_s")
 def decode_kernel(
     q_ptr: Arg, k_ptr: Arg, v_ptr: Arg, table_ptr: Arg, length_ptr: Arg, k_scale_ptr: Arg, v_scale_ptr: Arg, sink_ptr: Arg,
     out_ptr: Arg, lse_ptr: Arg, logit_ptr: Arg, scale: Arg, soft_cap: Arg, window: Arg, num_sinks: Arg, block_size: Arg,
@@ -117,7 +117,7 @@ def decode_kernel(
         tl.store(lse_ptr + seq * lse_stride_s + split * lse_stride_p + head, lse, mask=is_head)
 
 
-@jit
+@jit_for_any("num_splits", "part_lse_stride_s")
 def reduce_kernel(
     part_ptr: Arg, part_lse_ptr: Arg, sink_ptr: Arg, out_ptr: Arg, lse_ptr: Arg, num_splits: Arg, part_stride_s: Arg, part_stride_p: Arg,
     part_stride_h: Arg, part_lse_stride_s: Arg, part_lse_stride_p: Arg, out_stride_s: Arg, out_stride_h: Arg, lse_stride_s: Arg,
@@ -157,7 +157,7 @@ def reduce_kernel(
         tl.store(lse_ptr + seq * lse_stride_s + head, peak + tl.log2(total))
 
 
-@jit
+@jit_for_any("length_ptr", "num_blocks")
 def mass_kernel(
     logit_ptr: Arg, lse_ptr: Arg, length_ptr: Arg, mass_ptr: Arg, window: Arg, num_sinks: Arg, block_size: Arg, num_blocks: Arg,
     heads_per_group: Arg, logit_stride_s: Arg, logit_stride_h: Arg, lse_stride_s: Arg, length_stride_s: Arg, length_stride_k: Arg,

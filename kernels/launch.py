@@ -79,21 +79,23 @@ class Launch:
             )  # fmt: skip
 
     def variant(self) -> Variant:
-        """What Triton compiles for this launch: types from the arguments, None and 1 as constants, multiples of 16 as such."""
+        """What Triton compiles for this launch: types from the arguments, None and 1 as constants, multiples of 16 as such (but for
+        arguments that a kernel takes as they come: `kvlab.kernels.triton_common.jit_for_any`)."""
         signature: dict[str, str] = {}
         constexprs = dict(self.constexprs)
         attrs: dict[tuple[int, ...], list[list[Any]]] = {}
         for index, name in enumerate(self.kernel.arg_names):
             value = constexprs.get(name) if name in constexprs else self.args[name]
-            if name in constexprs or value is None or (isinstance(value, int) and value == 1):
+            as_it_comes = self.kernel.params[index].do_not_specialize
+            if name in constexprs or value is None or (isinstance(value, int) and value == 1 and not as_it_comes):
                 signature[name], constexprs[name] = "constexpr", value
             elif isinstance(value, torch.Tensor):
                 signature[name] = _POINTERS[value.dtype]
-                if value.data_ptr() % 16 == 0:
+                if value.data_ptr() % 16 == 0 and not as_it_comes:
                     attrs[(index,)] = [["tt.divisibility", 16]]
             elif isinstance(value, int):
                 signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-                if value % 16 == 0:
+                if value % 16 == 0 and not as_it_comes:
                     attrs[(index,)] = [["tt.divisibility", 16]]
             else:
                 signature[name] = "fp32"

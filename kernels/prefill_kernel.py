@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from kvlab.kernels.paging import logits_log2, slot_offsets, window_gap
-from kvlab.kernels.triton_common import Arg, cast, dot, jit, load_kv
+from kvlab.kernels.triton_common import Arg, cast, dot, jit, jit_for_any, load_kv
 
 
 @jit
@@ -77,7 +77,7 @@ def attend_tiles(
     return peak, total, acc
 
 
-@jit
+@jit_for_any("num_seqs", "table_ptr", "table_stride", "starts_ptr", "length_ptr")
 def prefill_kernel(
     q_ptr: Arg, k_ptr: Arg, v_ptr: Arg, table_ptr: Arg, starts_ptr: Arg, length_ptr: Arg, k_scale_ptr: Arg, v_scale_ptr: Arg, sink_ptr: Arg,
     out_ptr: Arg, scale: Arg, soft_cap: Arg, window: Arg, num_sinks: Arg, block_size: Arg, num_seqs: Arg, heads_per_group: Arg,

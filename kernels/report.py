@@ -1,6 +1,7 @@
 """Every kernel compiled ahead of time, no GPU needed: `python -m kvlab.kernels.report`.
 
-For sm_80 (A100) and sm_90 (H100, H200), at the shapes that are launched: registers and stack of the machine code, shared memory against
+For sm_80 (A100) and sm_90 (H100, H200), at the shapes that are launched, and with all that can be 1 at 1 (Triton compiles other code then):
+registers and stack of the machine code, shared memory against
 the card's limit, and what the PTX must have: 128-bit loads (or cp.async of 16 bytes) where K and V or whole blocks are read, matrix
 instructions in attention. Prints a table; exit status 1 when a variant falls short or doesn't compile, 2 for a wrong call.
 
@@ -22,7 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvlab.kernels.attention_variants import QUICK_SHAPES, SHAPES, shipped_variants
+from kvlab.kernels.attention_variants import ONES_SHAPES, QUICK_SHAPES, SHAPES, shipped_variants
 from kvlab.kernels.launch import Variant
 from kvlab.kernels.small_variants import small_variants
 from kvlab.kernels.triton_common import INTERPRET
@@ -54,7 +55,7 @@ class Row(NamedTuple):
 
 def variants_of(capability: tuple[int, int], every: bool) -> list[Variant]:
     """What is checked for a compute capability: a choice that has each kernel, or `every` shipped variant."""
-    return [*shipped_variants(capability, SHAPES if every else QUICK_SHAPES), *small_variants(capability, every)]
+    return [*shipped_variants(capability, (*SHAPES, *ONES_SHAPES) if every else QUICK_SHAPES), *small_variants(capability, every)]
 
 
 def check(variant: Variant, target: str) -> Row:
@@ -77,7 +78,7 @@ def check(variant: Variant, target: str) -> Row:
         faults.append(f"{stack} bytes of stack, more than {STACK_LIMIT}: registers spill")
     if shared > SHARED_LIMIT[capability]:
         faults.append(f"{shared} bytes of shared memory, more than the card's {SHARED_LIMIT[capability]}")
-    if name in WIDE_KERNELS and not is_wide:
+    if name in WIDE_KERNELS and not is_wide and variant.constexprs.get("block_words") != 1:
         faults.append("no 128-bit loads")
     if name in MATRIX_KERNELS and not matrix:
         faults.append("no matrix instructions")

@@ -17,14 +17,16 @@ from kvlab.kernels.triton_common import FP8_CAPABILITY
 
 NUM_TOKENS, NUM_BLOCKS, BLOCK_SIZE = 256, 1024, 16
 LLAMA, SMOLLM = (4096, 14336, 32, 8, 128), (576, 1536, 9, 3, 64)
+ONES = (2, 1, 1, 1, 2)
+"""The least there may be: Triton makes constants of numbers that are 1."""
 Sizes = tuple[int, int, int, int, int]
 
 
 def small_variants(capability: tuple[int, int], every: bool = False) -> list[Variant]:
     """What a GPU of this compute capability compiles, each once. `every`: all types and both models' shapes; else bf16 and Llama's, and the
-    cache write and re-rotation of each storage type."""
+    cache write and re-rotation of each storage type; and both the least shape."""
     launches: list[Launch] = []
-    for sizes in (LLAMA, SMOLLM) if every else (LLAMA,):
+    for sizes in (LLAMA, SMOLLM, ONES) if every else (LLAMA, ONES):
         for dtype in (torch.bfloat16, torch.float16, torch.float32) if every else (torch.bfloat16,):
             launches += _between_products(sizes, dtype)
             launches += [_write(sizes, dtype, storage, capability) for storage in (dtype, torch.int8, FP8)]
@@ -82,5 +84,6 @@ def _rerotate(sizes: Sizes, storage: torch.dtype, capability: tuple[int, int]) -
 def _moves() -> list[Launch]:
     pool, ids = _empty(32, 2, NUM_BLOCKS, 16, 8, 128, dtype=torch.bfloat16), _empty(64, dtype=torch.int64)
     staging = pool[:, :, :64].contiguous()
+    least, one = _empty(1, 2, 1, 1, 1, dtype=torch.float32), _empty(1, dtype=torch.int64)  # an int8 scale or two: a word
     return [triton_block_copy.launch(pool, pool, ids, ids, 64), triton_block_copy.launch(pool, staging, ids, None, 64),
-            triton_block_copy.launch(staging, pool, None, ids, 64)]  # fmt: skip
+            triton_block_copy.launch(staging, pool, None, ids, 64), triton_block_copy.launch(least, least, one, None, 1)]  # fmt: skip

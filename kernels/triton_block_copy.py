@@ -12,14 +12,14 @@ import torch
 import triton.language as tl
 
 from kvlab.kernels.launch import Launch, LaunchConfig
-from kvlab.kernels.triton_common import Arg, jit, require_device
+from kvlab.kernels.triton_common import Arg, jit_for_any, require_device
 from kvlab.kernels.work import Work
 
 WORDS = 1024
 """Words that a program moves."""
 
 
-@jit
+@jit_for_any("sources_ptr", "targets_ptr")
 def move_blocks_kernel(
     source_ptr: Arg, target_ptr: Arg, sources_ptr: Arg, targets_ptr: Arg, block_words: Arg, source_stride_p: Arg, target_stride_p: Arg,
     HAS_SOURCES: tl.constexpr, HAS_TARGETS: tl.constexpr, WORDS: tl.constexpr,

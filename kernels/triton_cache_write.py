@@ -12,7 +12,7 @@ import triton.language as tl
 from kvlab.kernels.interface import LayerCache
 from kvlab.kernels.launch import Launch, LaunchConfig
 from kvlab.kernels.quantize import QUANTIZED
-from kvlab.kernels.triton_common import INTERPRET, Arg, cast, fp8_readable, jit, next_power_of_2, require_device
+from kvlab.kernels.triton_common import INTERPRET, Arg, cast, fp8_readable, jit, jit_for_any, next_power_of_2, require_device
 from kvlab.kernels.work import Work
 
 
@@ -61,7 +61,7 @@ def pack(x: Arg, scale: Arg, kind: tl.constexpr, FP8_BITS: tl.constexpr) -> Arg:
         return cast(x, kind)
 
 
-@jit
+@jit_for_any("slots_ptr")
 def cache_write_kernel(
     k_ptr: Arg, v_ptr: Arg, k_cache_ptr: Arg, v_cache_ptr: Arg, k_scale_ptr: Arg, v_scale_ptr: Arg, slots_ptr: Arg,
     k_stride_t: Arg, k_stride_h: Arg, v_stride_t: Arg, v_stride_h: Arg, num_kv_heads: Arg,

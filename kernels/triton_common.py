@@ -41,6 +41,15 @@ def jit(function: Callable[..., Any]) -> Any:
     return triton.jit(function)
 
 
+def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Any]:
+    """`jit` that compiles once for all values of these arguments.
+
+    Triton compiles a kernel anew for a number that is 1 or a multiple of 16, and for a pointer that is one. What differs from step to step
+    (numbers of sequences and splits, the width of tables, where a batch's decodes end) would so compile for seconds amid a run.
+    """
+    return lambda function: triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
+
+
 def require_device(tensor: torch.Tensor) -> None:
     """Raise ValueError where kernels can't run on the tensor's device: compiled ones need a GPU."""
     if tensor.device.type == "cpu" and not INTERPRET.value:

@@ -14,7 +14,7 @@ from kvlab.kernels.interface import LayerCache
 from kvlab.kernels.launch import Launch, LaunchConfig
 from kvlab.kernels.quantize import FP8, as_movable, dequantize, quantize_fp8, quantize_int8
 from kvlab.kernels.triton_cache_write import pack
-from kvlab.kernels.triton_common import Arg, cast, dequantise, fp8_readable, jit, next_power_of_2, require_device
+from kvlab.kernels.triton_common import Arg, cast, dequantise, fp8_readable, jit, jit_for_any, next_power_of_2, require_device
 from kvlab.kernels.work import Work
 
 # ------------------------------------------------------------------ new queries and keys
@@ -90,7 +90,7 @@ def work(num_tokens: int, num_heads: int, head_dim: int, itemsize: int) -> Work:
 # numbers positions within the cache) moves keys without knowing k. cos(p' - p) comes from the table at |p' - p|; sin changes its sign.
 
 
-@jit
+@jit_for_any("slots_ptr", "moves_ptr")
 def rerotate_kernel(
     k_ptr: Arg, scale_ptr: Arg, table_ptr: Arg, slots_ptr: Arg, moves_ptr: Arg, num_kv_heads: Arg, table_stride_p: Arg, table_stride_x: Arg,
     HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, SCALES: tl.constexpr, FP8_BITS: tl.constexpr,

@@ -96,3 +96,35 @@ print(make_backend("auto", cpu).name, make_backend("torch", cpu).name)
     assert refused.startswith("backend=triton needs a CUDA device, and this run is on cpu: use backend=torch. (For tests,")
     assert "set TRITON_INTERPRET=1" in refused
     assert names == "torch torch"
+
+
+STEPS = """
+import torch
+from kvlab.kernels.decode_attention import decode_launches
+from kvlab.kernels.prefill_attention import prefill_launch
+
+OPTIONS = dict(window=None, num_sink_tokens=0, sink_logits_H=None, soft_cap=None, k_scale=None, v_scale=None, config=None, capability=(9, 0))
+cache = torch.empty(4, 16, 2, 64, dtype=torch.bfloat16)
+
+def ints(*shape, at):  # beginning at an odd place of a buffer
+    return torch.zeros(1000, dtype=torch.int64)[at:][: torch.Size(shape).numel()].view(shape)
+
+found = set()
+for num_seqs, width, splits, at in [(1, 1, 2, 0), (16, 16, 16, 1), (3, 17, 5, 2), (32, 5, 128, 3)]:
+    q = torch.empty(num_seqs, 6, 64, dtype=torch.bfloat16)
+    tables, lengths = ints(num_seqs, width, at=at), ints(num_seqs, at=at)
+    launches = decode_launches(q, cache, cache, tables, lengths, 1.0, mass_out=None, num_splits=splits, out=q, sms=132, **OPTIONS)
+    starts = ints(num_seqs + 1, at=at)
+    launches.append(prefill_launch(q, cache, cache, tables, starts, lengths, 64, 1.0, out=q, **OPTIONS))
+    found |= {str(launch.variant()) for launch in launches}
+print(len(found))
+"""
+
+
+@pytest.mark.slow
+def test_steps_of_all_sizes_run_what_was_compiled_once() -> None:
+    """Decode, reduction and prefill: one compilation each, whatever the numbers of sequences and splits, the tables' width, and where in a
+    buffer tables and lengths begin. (Each more would stop a run for a second or two.)"""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, cwd=ROOT, env=env)
+    assert done.stdout.split() == ["3"], done.stderr
