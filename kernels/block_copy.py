@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 
 from kvlab.kernels.quantize import as_movable
+from kvlab.kernels.transfer import on_device
 
 
 def _index(block_ids: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(block_ids, dtype=torch.int64, device=device)
+    return on_device(block_ids, torch.int64, device)
 
 
 def gather_blocks(cache_LXN: torch.Tensor, block_ids: list[int]) -> torch.Tensor:

@@ -23,6 +23,7 @@ from kvlab.kernels.launch import LaunchConfig
 from kvlab.kernels.prefill_attention import default_config as prefill_config
 from kvlab.kernels.prefill_attention import prefill_attention
 from kvlab.kernels.quantize import FP8
+from kvlab.kernels.transfer import on_device
 from kvlab.kernels.triton_common import INTERPRET, capability, num_sms
 
 LEAST_CAPABILITY = (8, 0)
@@ -178,7 +179,7 @@ class TritonBackend:
             starts = [0]
             for length in query_lens:
                 starts.append(starts[-1] + length)
-            shapes.query_starts_S1 = torch.tensor(starts, dtype=torch.int64, device=q_THD.device)
+            shapes.query_starts_S1 = on_device(starts, torch.int64, q_THD.device)
             shapes.max_query_len = max(query_lens)
             shapes.prefill = prefill_config(head_dim, group, q_THD.dtype, cache.k_NBKD.dtype, self._capability, shapes.max_query_len)
         meta.derived = shapes

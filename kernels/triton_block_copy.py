@@ -12,6 +12,7 @@ import torch
 import triton.language as tl
 
 from kvlab.kernels.launch import Launch, LaunchConfig
+from kvlab.kernels.transfer import on_device
 from kvlab.kernels.triton_common import Arg, jit_for_any, require_device
 from kvlab.kernels.work import Work
 
@@ -74,7 +75,7 @@ def copy_blocks(cache_LXN: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
 
 
 def _ids(block_ids: list[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(block_ids, dtype=torch.int64, device=device)
+    return on_device(block_ids, torch.int64, device)
 
 
 def launch(source: torch.Tensor, target: torch.Tensor, sources: torch.Tensor | None, targets: torch.Tensor | None, count: int) -> Launch:

@@ -10,8 +10,11 @@ import pytest
 import torch
 from engine_support import Log, policies, request, serve
 from equality_support import tiny, tiny_engine
+from torch.overrides import TorchFunctionMode
 
 from kvlab.cache.tensors import KVTensors
+from kvlab.engine import filters, sampler
+from kvlab.engine.runners import cuda_sampling
 from kvlab.engine.runners.base import RunnerConfig
 from kvlab.engine.runners.cuda_runner import CudaRunner
 from kvlab.engine.runners.cuda_sampling import choose, needs_host
@@ -21,6 +24,7 @@ from kvlab.engine.runners.decode_graphs import DecodeGraphs, StaticBatch, defaul
 from kvlab.engine.runners.torch_runner import TorchRunner
 from kvlab.engine.sampler import SamplingState, sample
 from kvlab.kernels.torch_backend import TorchBackend
+from kvlab.kernels.transfer import on_device
 from kvlab.types import LATE, Plan, SamplingParams, ScheduledSeq, SeqStart, UserError
 
 CPU = torch.device("cpu")
@@ -91,6 +95,47 @@ def test_rows_without_a_number_are_marked() -> None:
     logits[0], logits[2] = torch.nan, -torch.inf
     assert choose(logits, states_of(*[SamplingParams()] * 3), [5] * 3, [1] * 3).tolist() == [[-1], [0], [-1]]
     assert choose(logits, states_of(*[SamplingParams(temperature=1.0)] * 3), [5] * 3, [1] * 3)[[0, 2]].tolist() == [[-1], [-1]]
+
+
+class OnlyByTransfer(TorchFunctionMode):
+    """Raises where numbers go to the device other than through `on_device`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_allowed = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        waits = func in (torch.tensor, torch.as_tensor) and out.device.type == "meta"
+        waits |= func is torch.Tensor.to and (args[0].device.type, out.device.type) == ("cpu", "meta")
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and args[0].device.type == "meta":
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            waits |= any(isinstance(i, list) or (isinstance(i, torch.Tensor) and i.device.type == "cpu") for i in index)
+        assert self.is_allowed or not waits, f"{func} takes numbers to the device, and the host would wait"
+        return out
+
+    def transfer(self, *args: Any) -> torch.Tensor:
+        self.is_allowed = True
+        moved = on_device(*args)
+        self.is_allowed = False
+        return moved
+
+
+def test_nothing_is_asked_of_the_device_while_ids_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that has no numbers at all; every way of choosing that may run there."""
+    watch = OnlyByTransfer()
+    for module in (cuda_sampling, sampler, filters):
+        monkeypatch.setattr(module, "on_device", watch.transfer)
+    states = states_of(SamplingParams(min_tokens=9), SamplingParams(temperature=1.0, n=3), SamplingParams(temperature=0.7, top_p=0.8),
+                       SamplingParams(temperature=2.0, min_p=0.05), SamplingParams(temperature=1.0, top_k=2, top_p=0.5))  # fmt: skip
+    with watch:
+        ids = choose(torch.empty(5, 3000, device="meta"), states, [9] * 5, [1, 3, 1, 1, 1])
+        assert ids.shape == (5, 3)
+        for wrong in (lambda: torch.tensor([1, 2], device="meta"), lambda: ids[[0, 1]], lambda: torch.zeros(3).to("meta")):
+            with pytest.raises(AssertionError, match="host would wait"):
+                wrong()
+        with pytest.raises(RuntimeError):  # numbers that a host asks for: there are none
+            bool((ids > 0).any())
 
 
 def test_who_needs_the_host() -> None:

@@ -83,6 +83,7 @@ def test_top_k_by_hand() -> None:
 def test_top_p_by_hand() -> None:
     rows = mass(0.125, 0.5, 0.125, 0.25).repeat(6, 1)
     top_p = torch.tensor([[0.4], [0.5], [0.51], [0.75], [0.8], [1.0]], dtype=torch.float64)
+    assert torch.equal(keep_top_p(rows, top_p, looks=False), keep_top_p(rows, top_p))
     assert kept(keep_top_p(rows, top_p)) == [[1], [1], [1, 3], [1, 3], [0, 1, 3], [0, 1, 2, 3]]  # of two equals the lower id
 
 
@@ -119,6 +120,7 @@ def test_filters_agree_with_transformers() -> None:
         assert torch.equal(keep_top_k(rows, [k] * 8) > 0, TopKLogitsWarper(k)(ids, logits).isfinite())
     for p in (0.05, 0.5, 0.93, 0.999):
         assert torch.equal(keep_top_p(rows, column(p)) > 0, TopPLogitsWarper(p)(ids, logits).isfinite())
+        assert torch.equal(keep_top_p(rows, column(p), looks=False), keep_top_p(rows, column(p), looks=True))
     for m in (0.001, 0.1, 0.7):
         assert torch.equal(keep_min_p(rows, column(m)) > 0, MinPLogitsWarper(m)(ids, logits).isfinite())
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvlab.kernels.transfer import on_device
 from kvlab.types import SamplingParams
 
 Ids = npt.NDArray[np.int64]
@@ -41,7 +42,7 @@ def penalise(logits_SV: torch.Tensor, rows: Sequence[int], params: Sequence[Samp
         subtracted.append(param.frequency_penalty * counts + param.presence_penalty * (counts > 0))
 
     def tensor(parts: Sequence[npt.NDArray[np.generic]], dtype: torch.dtype) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(logits_SV.device, dtype)
+        return on_device(np.concatenate(parts), dtype, logits_SV.device)
 
     index = (tensor(row_of, torch.int64), tensor(touched, torch.int64))
     factor, amount = tensor(repetition, logits_SV.dtype), tensor(subtracted, logits_SV.dtype)
@@ -61,8 +62,8 @@ def keep_top_k(mass_RV: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
     limited = [row for row, count in enumerate(counts) if count < size]
     if not limited:
         return mass_RV
-    rows = torch.tensor(limited, device=mass_RV.device)
-    last = torch.tensor([[counts[row] - 1] for row in limited], device=mass_RV.device)
+    rows = on_device(limited, torch.int64, mass_RV.device)
+    last = on_device([[counts[row] - 1] for row in limited], torch.int64, mass_RV.device)
     largest = mass_RV[rows].topk(max(counts[row] for row in limited), dim=-1).values
     floor_R1 = torch.zeros_like(mass_RV[:, :1])
     floor_R1[rows] = largest.gather(1, last)
@@ -77,7 +78,7 @@ def take_top_k(logits_RV: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Ten
     size = logits_RV.shape[1]
     width = min(max(top_k), size)
     values, ids = logits_RV.topk(min(width + 1, size), dim=-1)
-    counts_R1 = torch.tensor(top_k, device=logits_RV.device).clamp(max=size)[:, None]
+    counts_R1 = on_device(top_k, torch.int64, logits_RV.device).clamp(max=size)[:, None]
     border = values.gather(1, counts_R1 - 1), values.gather(1, counts_R1.clamp(max=values.shape[1] - 1))
     is_exact = ((border[0] != border[1]) | (counts_R1 == size)).flatten().tolist()
     ranks = torch.arange(width, device=logits_RV.device)
@@ -86,12 +87,16 @@ def take_top_k(logits_RV: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Ten
     return values.gather(1, order), ids, is_exact
 
 
-def keep_top_p(mass_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
-    """Keep the fewest likely tokens whose probabilities reach `top_p`, at least one; of equals at the border the lower ids."""
+def keep_top_p(mass_RV: torch.Tensor, top_p_R1: torch.Tensor, looks: bool | None = None) -> torch.Tensor:
+    """Keep the fewest likely tokens whose probabilities reach `top_p`, at least one; of equals at the border the lower ids.
+
+    `looks`: look at results on the way to sort no more than is needed; by default where that is free. On a GPU the host would wait.
+    """
+    looks = mass_RV.device.type == "cpu" if looks is None else looks
     size = mass_RV.shape[1]
     enough_R1 = top_p_R1 * mass_RV.cumsum(dim=-1)[:, -1:]
-    for guess in (*(guess for guess in NUCLEUS_GUESSES if guess < size), size):
-        sorted_Rk = mass_RV.topk(guess, dim=-1).values
+    for guess in (*(guess for guess in NUCLEUS_GUESSES if looks and guess < size), size):
+        sorted_Rk = mass_RV.topk(guess, dim=-1).values if guess < size else mass_RV.sort(dim=-1, descending=True).values
         stays_Rk = sorted_Rk.cumsum(dim=-1) - sorted_Rk < enough_R1  # a token stays if those before it are not enough
         stays_Rk[:, 0] = True
         if guess == size or not bool((stays_Rk[:, -1:] & (top_p_R1 < 1)).any()):
@@ -100,7 +105,7 @@ def keep_top_p(mass_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
     floor_R1 = sorted_Rk.gather(1, (num_kept_R1.clamp(max=sorted_Rk.shape[1]) - 1))
     below_RV = mass_RV < torch.where(top_p_R1 < 1, floor_R1, 0.0)
     num_surplus_R1 = size - below_RV.sum(dim=-1, keepdim=True) - num_kept_R1
-    if bool((num_surplus_R1 > 0).any()):  # more tokens at the border than may stay: the last of them go
+    if not looks or bool((num_surplus_R1 > 0).any()):  # more tokens at the border than may stay: the last of them go
         ties_RV = mass_RV == floor_R1
         below_RV |= ties_RV & (ties_RV.cumsum(dim=-1) > ties_RV.sum(dim=-1, keepdim=True) - num_surplus_R1)
     return mass_RV.masked_fill(below_RV, 0)

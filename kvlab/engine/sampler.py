@@ -23,6 +23,7 @@ from kvlab.engine.beam import num_beam_candidates
 from kvlab.engine.filters import NARROW_TOP_K, keep_min_p, keep_top_k, keep_top_p, penalise, take_top_k, top_k_stable
 from kvlab.engine.randomness import uniforms
 from kvlab.engine.stopping import end_token_ids
+from kvlab.kernels.transfer import on_device
 from kvlab.types import Candidate, SamplingParams, SeqStart, TokenLogprobs
 
 MAX_ELEMENTS = (2**18, 2**24)
@@ -148,7 +149,8 @@ def processed(logits_SV: torch.Tensor, states: Sequence[SamplingState], position
         return logits_SV
     work_SV = logits_SV.clone()
     if masked_rows:
-        work_SV[masked_rows, masked_ids] = -torch.inf
+        rows, ids = on_device([masked_rows, masked_ids], torch.int64, logits_SV.device).unbind(0)
+        work_SV.index_put_((rows, ids), work_SV.new_full((), -torch.inf))
     if penalised:
         penalise(work_SV, penalised, [states[row].sampling for row in penalised],
                  [_split(states[row], positions[row]) for row in penalised])  # fmt: skip
@@ -210,14 +212,14 @@ def draw_ids(logits_RV: torch.Tensor, ids_RV: torch.Tensor | None, states: Seque
     uniform_Rn = uniforms(seeds, streams, np.array(positions)[:, None])
     total_R1 = cumulative_RV[:, -1:]
     # u is at most 1 - 2^-53, so the product rounds to less than the total: some token lies above it.
-    ids_Rn = torch.searchsorted(cumulative_RV, torch.from_numpy(uniform_Rn).to(logits_RV.device) * total_R1, right=True)
+    ids_Rn = torch.searchsorted(cumulative_RV, on_device(uniform_Rn, torch.float64, logits_RV.device) * total_R1, right=True)
     if ids_RV is not None:
         ids_Rn = ids_RV.gather(1, ids_Rn.clamp(max=ids_RV.shape[1] - 1))  # a row of NaN points behind the end
     return torch.where(torch.isfinite(total_R1), ids_Rn, -1)
 
 
 def _column(like: torch.Tensor, values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    return on_device(values, torch.float64, like.device)[:, None]
 
 
 def _logprobs(logits_SV: torch.Tensor, states: Sequence[SamplingState],

@@ -25,6 +25,7 @@ from kvlab.engine.runners.cuda_swap import BlockMover
 from kvlab.engine.runners.decode_graphs import DecodeGraphs, StaticBatch, default_sizes
 from kvlab.engine.runners.torch_runner import Numbers, TorchRunner, pairs
 from kvlab.kernels.interface import AttentionMetadata, Backend
+from kvlab.kernels.transfer import on_device
 from kvlab.model.loading import LoadedModel
 from kvlab.types import LATE, Outcome, Plan, UserError
 
@@ -126,8 +127,8 @@ class CudaRunner(TorchRunner):
         known = [(entry.seq_id, ids[0]) for entry, ids in zip(plan.scheduled, outcome.tokens, strict=True) if ids]
         if known:
             rows_S = self._rows.rows([seq_id for seq_id, _ in known])
-            ids_S = torch.tensor([token for _, token in known], dtype=torch.int64, device=self._device)
-            self._room(rows_S)[torch.from_numpy(rows_S).to(self._device)] = ids_S
+            ids_S = on_device([token for _, token in known], torch.int64, self._device)
+            self._room(rows_S)[on_device(rows_S, torch.int64, self._device)] = ids_S
 
     def _room(self, rows_S: np.ndarray) -> torch.Tensor:
         """The tokens sampled last, by row."""

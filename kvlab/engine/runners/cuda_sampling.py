@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from kvlab.engine.sampler import MAX_ELEMENTS, SamplingState, draw_ids, processed
+from kvlab.kernels.transfer import on_device
 
 
 def needs_host(state: SamplingState) -> bool:
@@ -32,6 +33,8 @@ def choose(logits_SV: torch.Tensor, states: Sequence[SamplingState], positions: 
     chunk = max(1, MAX_ELEMENTS[logits_SV.device.type == "cuda"] // logits_SV.shape[1])
     for first in range(0, len(drawn), chunk):
         rows = drawn[first : first + chunk]
-        logits_RV = work_SV if len(rows) == len(states) else work_SV[rows]
-        ids_Sn[rows] = draw_ids(logits_RV, None, [states[row] for row in rows], [positions[row] for row in rows], ids_Sn.shape[1])
+        rows_R = on_device(rows, torch.int64, logits_SV.device)
+        logits_RV = work_SV if len(rows) == len(states) else work_SV.index_select(0, rows_R)
+        drawn_Rn = draw_ids(logits_RV, None, [states[row] for row in rows], [positions[row] for row in rows], ids_Sn.shape[1])
+        ids_Sn.index_copy_(0, rows_R, drawn_Rn)
     return ids_Sn
