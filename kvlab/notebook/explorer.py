@@ -20,8 +20,7 @@ import plotly.graph_objects as go
 
 from kvlab.notebook.explorer_controls import REAL_WORKLOADS, SIMULATED_WORKLOADS, Controls, Setting
 from kvlab.notebook.explorer_plot import MAX_PINS, NOTHING, STEP_COLUMNS, Curves, Drawing, curves, curves_of, empty_figure
-from kvlab.notebook.parts import STYLE, CopyButton, Fit, Message, in_words, runs_table
-from kvlab.notebook.quick_start import import_nbformat
+from kvlab.notebook.parts import STYLE, CopyButton, Fit, Message, figure_widget, in_words, runs_table
 from kvlab.notebook.worker import NewestWins, Stopped, StopSignal
 from kvlab.results import Run, Runs
 from kvlab.running import run as run_config
@@ -60,8 +59,7 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
 
     def __init__(self, controls: Controls) -> None:
         self.controls = controls
-        import_nbformat()
-        self.fig = go.FigureWidget(empty_figure())
+        self.fig = figure_widget(empty_figure())
         self.run: Run | None = None
         self.setting = controls.setting()
         self.pins: list[tuple[str, Run]] = []

@@ -22,8 +22,7 @@ from kvlab.notebook.explorer_plot import redraw
 from kvlab.notebook.lab_cell import Cell, CellError, fault, run_cell, user_namespace
 from kvlab.notebook.lab_race import BOUND, Arena, Entrant, Finish, arenas, conversations, results_frame
 from kvlab.notebook.lab_templates import RIVALS, TEMPLATES
-from kvlab.notebook.parts import COMPARED, STATIC, Fit, Message, in_words, number, runs_table, table_html
-from kvlab.notebook.quick_start import import_nbformat
+from kvlab.notebook.parts import COMPARED, STATIC, Fit, Message, figure_widget, in_words, number, runs_table, table_html
 from kvlab.policies.registry import list_policies
 from kvlab.testing import check_policy
 from kvlab.types import UserError, unknown_name
@@ -105,8 +104,7 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self.message = Message()
         self.printed = w.HTML(layout={"display": "none"})
         self.table = w.HTML(layout={"margin": "0 0 0 64px", "overflow": "auto"})
-        import_nbformat()
-        self.fig = go.FigureWidget(_empty_figure())
+        self.fig = figure_widget(_empty_figure())
         self.fig.layout.title.text = "No race yet"
 
     def _top(self) -> w.Widget:

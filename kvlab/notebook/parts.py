@@ -10,8 +10,10 @@ from typing import Any
 
 import anywidget
 import ipywidgets as w
+import plotly.graph_objects as go
 import traitlets
 
+from kvlab.notebook.quick_start import import_nbformat
 from kvlab.results import Run
 from kvlab.trace.summary import FIGURES
 from kvlab.types import KvlabError
@@ -43,9 +45,17 @@ class CopyButton(anywidget.AnyWidget):
 
 
 class Fit(anywidget.AnyWidget):
-    """Nothing to see: keeps the plots of the box it is in as wide as the box."""
+    """Nothing to see: keeps the plots of the box it is in (`figure_widget`) as wide as the box."""
 
     _esm = STATIC / "fit.js"
+
+
+def figure_widget(fig: go.Figure) -> Any:
+    """A plotly FigureWidget that measures its width again when told that something changed (`Fit`)."""
+    import_nbformat()
+    made = go.FigureWidget(fig)
+    made._config = {**made._config, "responsive": True}
+    return made
 
 
 class Message(w.HTML):  # type: ignore[misc] # ipywidgets has no types

@@ -8,14 +8,23 @@ from typing import Any
 # The panel appears before its notebook is loaded: a Run All in between runs nothing.
 _READY = """async () => {
   const app = window.jupyterapp;
-  await app.restored;
-  const panel = app.shell.currentWidget;
-  await panel.context.ready;
-  await panel.revealed;
-  await panel.sessionContext.ready;
-  const kernel = panel.sessionContext.session.kernel;
-  await kernel.info;
-  return panel.content.model.cells.length;
+  const opened = async () => {
+    await app.restored;
+    const panel = app.shell.currentWidget;
+    await panel.context.ready;
+    await panel.revealed;
+    await panel.sessionContext.ready;
+    await panel.sessionContext.session.kernel.info;
+    return panel.content.model.cells.length;
+  };
+  const late = new Promise((_, fail) => setTimeout(() => fail(new Error('no kernel after 90 s')), 90000));
+  return Promise.race([opened(), late]);
+}"""
+
+_FIT = """(place) => {
+  const plot = document.querySelectorAll('.js-plotly-plot')[place], drawn = plot?.querySelector('.main-svg');
+  return drawn && plot.clientWidth > 0 && Math.abs(drawn.getBoundingClientRect().width - plot.clientWidth) <= 2
+    && plot.closest('.jp-OutputArea-output').clientWidth - plot.clientWidth < 40;
 }"""
 
 _RUN_CELL = """async ([first, last]) => {
@@ -35,10 +44,18 @@ class NotebookPage:
         page.wait_for_selector(".jp-NotebookPanel")
         self.num_cells = page.evaluate(_READY)
 
+    def start_all(self) -> None:
+        """Run all cells without waiting for them."""
+        self.page.evaluate("() => { window.jupyterapp.commands.execute('runmenu:run-all'); }")
+
+    def is_busy(self) -> bool:
+        """A cell runs."""
+        return bool(self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'busy'"))
+
     def run_all(self, timeout_s: float = 180) -> None:
         """Run all cells and wait until the kernel is idle and none waits any more. Tried twice: an early one may run nothing."""
         for _ in range(2):
-            self.page.evaluate("() => { window.jupyterapp.commands.execute('runmenu:run-all'); }")
+            self.start_all()
             self.page.wait_for_timeout(300)
             self.idle(timeout_s)
             if self.page.locator(".jp-CodeCell .jp-OutputArea-output").count():
@@ -72,6 +89,14 @@ class NotebookPage:
                  name: t.name, visible: t.visible ?? true, x: t.x ? [...t.x] : [], y: t.y ? [...t.y] : []}))""",
             place,
         )  # fmt: skip
+
+    def step(self, place: int = 0) -> int:
+        """The step that the widget at `place` shows."""
+        return int(self.page.locator(".kvlab-step").nth(place).text_content().split()[1].replace(",", ""))
+
+    def await_fit(self, place: int = 0) -> None:
+        """Until the plot at `place` is as wide as its output."""
+        self.page.wait_for_function(_FIT, arg=place)
 
     def await_change(self, before: Any, place: int = 0, timeout_s: float = 20) -> list[dict[str, Any]]:
         """The plot's data once they differ from `before`."""

@@ -24,6 +24,7 @@ def test_notebook_02_opens_runs_and_answers_the_keyboard(page, lab_server, artif
     assert [trace["name"] for trace in before if trace["visible"] is True][:3] == ["used", "cached (evictable)", "watermark"]
     assert len(before[0]["y"]) > 100
 
+    notebook.await_fit()
     slider = page.locator(".widget-slider .noUi-handle").nth(2)  # block_size, num_blocks, watermark
     slider.scroll_into_view_if_needed()
     slider.focus()
@@ -58,7 +59,7 @@ def test_buttons_pin_copy_and_show(page, lab_server, artifacts):
     assert command.startswith("python -m kvlab.experiment runner=simulated ")
     assert "block_size=16 num_blocks=192 watermark=0.01 eviction=lru" in command
     page.locator(".widget-button", has_text="show frame").click()
-    page.get_by_text("output_token_throughput_per_s").wait_for()
+    page.locator(".kvlab-table th", has_text="output_token_throughput_per_s").wait_for()
     slider = page.locator(".widget-slider .noUi-handle").nth(0)
     slider.focus()
     page.keyboard.press("ArrowRight")
@@ -66,5 +67,33 @@ def test_buttons_pin_copy_and_show(page, lab_server, artifacts):
     lines = [trace for trace in after if trace["visible"] is True and trace["name"] == "B=16 N=192 wm=1%"]
     assert len(lines) == 4  # the pinned run stays
     assert any(trace["name"] == "B=32 N=96 wm=1%" for trace in after)
-    page.screenshot(path=artifacts / "explorer_pinned.png", full_page=True)
+    page.locator(".kvlab-copy", has_text="copy as Python").scroll_into_view_if_needed()
+    page.screenshot(path=artifacts / "explorer_pinned.png")
+    assert page.console_log.errors == []
+
+
+def test_all_of_notebook_02_runs_and_its_block_map_plays(page, lab_server, artifacts):
+    notebook = NotebookPage(page, lab_server.url, NOTEBOOK)
+    notebook.run_all()
+    step = page.locator(".kvlab-step").first
+    step.scroll_into_view_if_needed()
+    page.wait_for_function("() => document.querySelector('.kvlab-step').textContent")
+    assert step.text_content().startswith("step 0 of ")
+    page.locator(".kvlab-play").first.click()
+    page.wait_for_function("() => parseInt(document.querySelector('.kvlab-step').textContent.slice(5)) > 20")
+    page.locator(".kvlab-play").first.click()
+    stopped = notebook.step()
+    page.locator(".kvlab-range").first.focus()
+    page.keyboard.press("ArrowRight")  # not taken by Lab's command mode
+    page.wait_for_function("(was) => parseInt(document.querySelector('.kvlab-step').textContent.slice(5)) === was + 1", arg=stopped)
+    colours = page.evaluate(
+        """() => { const c = document.querySelector('.kvlab-canvas');
+             const p = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, seen = new Set();
+             for (let i = 0; i < p.length; i += 4) if (p[i + 3] === 255) seen.add(`${p[i]},${p[i + 1]},${p[i + 2]}`);
+             return [...seen]; }"""
+    )  # fmt: skip
+    assert "0,114,178" in colours  # used blocks
+    page.locator(".kvlab-title").first.scroll_into_view_if_needed()
+    page.screenshot(path=artifacts / "block_map_lab.png")
+    assert notebook.tracebacks() == []
     assert page.console_log.errors == []

@@ -1,24 +1,24 @@
-// Tells plots beside it how wide they may be: plotly's widget draws before it is on the page, at its default width, and asks again only
-// when the window changes. Some tries, then it lets be: a plot with a width of its own is not to be told for ever.
-const MOST = 20;
-
+// Keeps the plots of the box it is in as wide as the box. Plotly draws a widget before it is on the page, at its default width, and
+// measures again only when the window's size changes (its option `responsive`): this says so whenever the box's size has changed.
 export default {
   render({ el }) {
-    el.style.display = "none";
-    let width = 0;
-    let tries = 0;
-    const look = () => {
-      const box = el.closest(".widget-vbox");
-      if (!box || !box.clientWidth) return;
-      if (box.clientWidth !== width) tries = 0;
-      width = box.clientWidth;
+    Object.assign(el.style, { height: "0", margin: "0" });
+    let box = null;
+    const fit = () => {
       const misfit = [...box.querySelectorAll(".js-plotly-plot")].some((plot) => {
         const drawn = plot.querySelector(".main-svg");
-        return drawn && Math.abs(drawn.getBoundingClientRect().width - plot.clientWidth) > 2;
+        return drawn && plot.clientWidth && Math.abs(drawn.getBoundingClientRect().width - plot.clientWidth) > 2;
       });
-      if (misfit && tries++ < MOST) window.dispatchEvent(new Event("resize"));
+      if (misfit) window.dispatchEvent(new Event("resize"));
     };
-    const timer = setInterval(look, 250);
-    return () => clearInterval(timer);
+    const observer = new ResizeObserver(() => {
+      if (!box) {
+        box = el.closest(".widget-vbox");
+        if (box) observer.observe(box); // a plot that appears later makes it taller
+      }
+      if (box) requestAnimationFrame(fit);
+    });
+    observer.observe(el);
+    return () => observer.disconnect();
   },
 };
