@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from kvlab.engine.runners.cuda_sampling import choose, needs_host
 from kvlab.engine.runners.cuda_streams import Mark, Streams, streams_of
 from kvlab.engine.runners.cuda_swap import BlockMover
 from kvlab.engine.runners.decode_graphs import DecodeGraphs, StaticBatch, default_sizes
+from kvlab.engine.runners.memory import free_memory
 from kvlab.engine.runners.torch_runner import Numbers, TorchRunner, pairs
 from kvlab.kernels.interface import AttentionMetadata, Backend
 from kvlab.kernels.transfer import on_device
@@ -57,16 +59,76 @@ class CudaRunner(TorchRunner):
         self._previous: Pending | None = None
 
     def initialize(self, config: RunnerConfig) -> None:
-        """Allocate, and record the graphs."""
+        """Allocate, run each kernel once, and record the graphs.
+
+        Raises:
+            UserError: as `TorchRunner.initialize` does, or the device's memory ends while that is done.
+        """
         super().initialize(config)
+        try:
+            self._prepare(config)
+        except torch.OutOfMemoryError as error:
+            fits = self._blocks_that_fit(config)
+            raise UserError(f"num_blocks = {config.num_blocks} leaves too little memory on {self._device} for activations and CUDA graphs: "
+                            f"{fits} blocks would fit beside them. Lower num_blocks or gpu_memory_utilization, or use "
+                            "runner.graph_sizes=[].") from error  # fmt: skip
+
+    def _blocks_that_fit(self, config: RunnerConfig) -> int:
+        """Measured: what is free once all but the pool is there."""
+        try:
+            super().initialize(replace(config, num_blocks=1, num_cpu_blocks=0))
+            self._prepare(replace(config, num_blocks=1, num_cpu_blocks=0))
+            assert self._kv is not None
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            return free_memory(self._device) // self._kv.block_bytes
+        except torch.OutOfMemoryError:
+            return 0
+        finally:
+            self.close()
+
+    def _prepare(self, config: RunnerConfig) -> None:
         assert self._kv is not None
         self._mover = BlockMover(self._kv, self._backend, self._streams)
+        if self._device.type == "cuda":
+            self.warm_up()
         sizes = self._sizes(config)
         if sizes:
             batch = StaticBatch(max(sizes), -(-config.max_model_len // config.block_size), config.block_size, config.window,
                                 config.max_model_len, self._device, is_exact=self._device.type != "cuda")  # fmt: skip
             self._graphs = DecodeGraphs(self._logits, batch, sizes, self._streams)
             self.paths = self._graphs.paths
+
+    def warm_up(self) -> None:
+        """Run everything that eager steps take, so that nothing is compiled amid a run: prefill of short and long chunks, decodes in one
+        split and in several, moves of blocks. Nothing is written but zeros over zeros; the backend's `paths` don't count it."""
+        assert self._kv is not None
+        assert self._config is not None
+        config, counted = self._config, self._backend.paths.copy()
+        widest = -(-config.max_model_len // config.block_size)
+        for num_new in [length for length in (2, 4, 8, 16, 32, 64, 128) if length <= config.max_model_len]:
+            self._dry_pass(1, num_new, -(-num_new // config.block_size))
+        for num_seqs, width in ((1, 1), (1, widest), (config.max_num_seqs, 1)):
+            self._dry_pass(num_seqs, 1, width)
+        if config.num_cpu_blocks and self._mover is not None:
+            self._mover.swap_out([(0, 0)])
+            self._mover.swap_in([(0, 0)])
+        self._kv.copy([(0, min(1, config.num_blocks - 1))], self._backend)
+        self._backend.paths.clear()
+        self._backend.paths.update(counted)
+
+    def _dry_pass(self, num_seqs: int, num_new: int, width: int) -> None:
+        """Sequences of `num_new` tokens that are written nowhere, with tables of `width` times block 0."""
+        assert self._config is not None
+        zeros = np.zeros(num_seqs * max(num_new, width), dtype=np.int64)
+        positions_T = np.tile(np.arange(num_new), num_seqs)
+        lens_S = np.full(num_seqs, num_new)
+        token_ids_T, positions, slots_T, context_S, tables = self._to_device(
+            [zeros[: num_seqs * num_new], positions_T, np.full(num_seqs * num_new, -1), lens_S, zeros[: num_seqs * width]]
+        )
+        meta = AttentionMetadata(slots_T, tables.view(num_seqs, width), context_S, lens_S.tolist(), lens_S.tolist(),
+                                 num_seqs if num_new == 1 else 0, self._config.block_size, self._config.window)  # fmt: skip
+        self._logits(token_ids_T, positions, meta)
 
     def _sizes(self, config: RunnerConfig) -> Sequence[int]:
         can_record = self._device.type != "cuda" or self._backend.name == "triton"

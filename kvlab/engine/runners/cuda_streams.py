@@ -110,16 +110,15 @@ class _Event:
 
 
 class _CudaGraph:
-    """A CUDA graph; all of a runner's share one memory pool."""
+    """A CUDA graph; all of a runner's share one memory pool, and one stream: cuBLAS keeps a work space (32 MiB) for each it has seen."""
 
-    def __init__(self, work: Callable[[], torch.Tensor], pool: Any) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # kernels are compiled and work spaces allocated outside of the recording
+    def __init__(self, work: Callable[[], torch.Tensor], pool: Any, stream: torch.cuda.Stream) -> None:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # kernels are compiled and work spaces allocated outside of the recording
             work()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
             self.output = work()
 
     def replay(self) -> None:
@@ -135,6 +134,7 @@ class CudaStreams:
     def __init__(self, device: torch.device) -> None:
         self._compute = torch.cuda.current_stream(device)
         self._move = torch.cuda.Stream(device)
+        self._record = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def mark(self) -> _Event:
@@ -155,7 +155,7 @@ class CudaStreams:
 
     def captured(self, work: Callable[[], torch.Tensor]) -> _CudaGraph:
         """Record a graph."""
-        return _CudaGraph(work, self._pool)
+        return _CudaGraph(work, self._pool, self._record)
 
 
 def streams_of(device: torch.device) -> Streams:

@@ -106,6 +106,7 @@ class DecodeGraphs:
             raise UserError(f"Sizes of CUDA graphs = {list(sizes)} are not allowed: ascending numbers of sequences, from 1 on.")
         self.batch, self.sizes, self.paths = batch, tuple(sizes), Counter[str]()
         self._forward = forward
+        self._logits: torch.Tensor | None = None
         self._graphs: dict[int, Captured] = {}
         for size in reversed(self.sizes):  # the largest first: the others fit into its memory
             empty = np.zeros(0, dtype=np.int64)
@@ -113,7 +114,11 @@ class DecodeGraphs:
             self._graphs[size] = streams.captured(lambda size=size: self._run(size))  # type: ignore[misc]
 
     def _run(self, size: int) -> torch.Tensor:
-        return self._forward(self.batch.token_ids(size), self.batch.positions(size), self.batch.meta(size))
+        logits_SV = self._forward(self.batch.token_ids(size), self.batch.positions(size), self.batch.meta(size))
+        if self._logits is None:
+            self._logits = torch.empty_like(logits_SV)
+        # One place for all sizes: logits kept by each graph of 256 sequences and fewer would take 2 GB with Llama 3's vocabulary.
+        return self._logits[:size].copy_(logits_SV)
 
     def size_for(self, num_rows: int, num_blocks: int) -> int | None:
         """The least size that holds a batch; None: none does, or a table is too wide."""

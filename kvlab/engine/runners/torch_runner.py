@@ -102,6 +102,8 @@ class TorchRunner:
         except UnsupportedError as error:
             raise UserError(str(error)) from error
         self.close()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # an earlier pool's memory is free, and counts as such
         block_bytes = KVTensors.bytes_per_block(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
         check_fits("num_blocks", config.num_blocks, block_bytes, free_memory(self._device), str(self._device))
         taken = config.num_blocks * block_bytes if self._device.type == "cpu" else 0
