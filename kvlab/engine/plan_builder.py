@@ -54,7 +54,10 @@ class PlanBuilder:
             groups = group.lanes.groups
             group.lanes.dissolve()
             if self.lanes is not None:
-                self.work = {**{g: [(g.seqs[0], 1, 1)] for g in groups}, **self.work}
+                behind = list(self.work.items())
+                self.work.clear()  # in place: the scheduler holds this very dictionary while it goes through the queue
+                self.work.update({g: [(g.seqs[0], 1, 1)] for g in groups})
+                self.work.update(behind)
                 self.lanes = None
         for _, num_new, _ in self.work.pop(group, ()):
             self.budget += num_new

@@ -121,6 +121,13 @@ def test_every_batching_policy_decides_the_same(batching: str, monkeypatch: pyte
     assert counted.lanes > counted.steps > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [5109, 5124, 5160, 5245, 5253])
+def test_who_comes_behind_a_lane_that_gives_way_is_scheduled_all_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A victim among the lanes, chosen for a group behind them: those still to come in that step must not be lost."""
+    assert compare(range(seed, seed + 1), monkeypatch).lanes > 0
+
+
 @pytest.mark.full
 def test_many_random_scenes_decide_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compare(range(5_000, 5_300), monkeypatch).steps > 0
