@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvlab.composition import as_user_error, check_overrides
 from kvlab.results import Run, Runs, load_runs
+from kvlab.shared import local_only
 from kvlab.sweep_command import SweepCommand, split_settings, sweep_command
 from kvlab.trace.store import disk_error
 from kvlab.types import UserError
@@ -146,6 +147,9 @@ def _sweep_of(arguments: list[str]) -> tuple[SweepCommand | None, list[str]]:
         raise UserError(f"{', '.join(settings)}: settings of a sweep, which this is not. Add -m, or leave them out.")
     searched = [f"hydra.searchpath=[file://{Path(args.config_dir).absolute()}]"] if args.config_dir else []
     check_overrides([*overrides, *searched], multirun)
+    for word in overrides:
+        if word.startswith("hydra.run.dir="):
+            local_only(word.partition("=")[2].strip("'\""), "a run")
     rest = [word for word in arguments if word not in args.overrides]
     if not multirun or args.cfg or args.info or args.config_name or args.config_path:
         if settings:

@@ -13,6 +13,7 @@ from typing import Any, overload
 
 import pandas as pd
 
+from kvlab.shared import Copy, SharedFolder, is_url
 from kvlab.trace.frames import empty_frame
 from kvlab.trace.recorder import Recorder
 from kvlab.trace.run_folder import MARK, is_alive, read_json
@@ -34,7 +35,7 @@ class Run:
         config: the resolved configuration. summary: figures (see `kvlab.trace.summary.FIGURES`).
         status: how it went: `state` is "finished", "failed", "interrupted", "running", "killed" (it says running, but its process
             is gone), "partial" (records without a status), "empty" or "foreign" (not a run's folder).
-        env: versions, device, git commit. notes: what was odd when it was read.
+        env: versions, device, git commit. notes: what was odd when it was read. source: the address it was copied from, if it was.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class Run:
         self.env = dict(env or {})
         self.notes = list(notes)
         self._recorder = recorder
+        self._copy: Copy | None = None
+        self.source: str | None = None
         self._frames: dict[str, pd.DataFrame] = {}
 
     @property
@@ -99,6 +102,10 @@ class Run:
                 self._frames[table] = empty_frame(table)
         return self._frames[table].copy(deep=False)
 
+    def copied_from(self, copy: Copy, name: str) -> None:
+        """Hold on to the copy that this run's folder lies in; `name`: the run's place in it."""
+        self._copy, self.source = copy, copy.url if name == "." else f"{copy.url}/{name}"
+
     def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
@@ -110,7 +117,7 @@ class Run:
         also a figure's or one of the first four is called `config.<key>`.
         """
         figures = flatten(self.summary)
-        folder = None if self.folder is None else str(self.folder)
+        folder = self.source or (None if self.folder is None else str(self.folder))
         own = {"run": self.name, "status": self.state, "notes": "; ".join(self._all_notes()), "folder": folder}
         config = {(f"config.{k}" if k in figures or k in own else k): v for k, v in flatten(self.config).items()}
         return {**own, **config, **figures}
@@ -143,6 +150,11 @@ class Run:
     @classmethod
     def load(cls, folder: Path | str, name: str | None = None) -> Run:
         """Read a run's folder, whatever its state; tables when they are asked for. UserError if there is no such folder."""
+        if is_url(folder):
+            runs = load_runs(folder)
+            if len(runs) != 1:
+                raise UserError(f"{folder} holds {len(runs)} runs, one is wanted: give the address of a run.")
+            return runs[0]
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder. Give a run's folder, or one that holds runs.")
@@ -279,18 +291,28 @@ def load_runs(path: Path | str | Iterable[Path | str]) -> Runs:
     """All runs in a folder, at any depth (a run's folder, a sweep's, or a folder of sweeps), or in several folders.
 
     A folder right under `path` (or `path` itself) that holds no run gives a row too, with status "empty" or "foreign". Hidden
-    folders are passed over. Raises UserError if a given path does not exist; never because of what a folder holds.
+    folders are passed over. A path may be an address (`s3://bucket/sweep`): its runs are copied to this machine for as long as they are
+    held. Raises UserError if a given path does not exist or can't be reached; never because of what a folder holds.
     """
-    roots = [Path(path)] if isinstance(path, (str, Path)) else [Path(p) for p in path]
     found: dict[Path, str] = {}
-    for root in roots:
+    copies: dict[Path, Copy] = {}
+    for given in [path] if isinstance(path, (str, Path)) else path:
+        copy = SharedFolder(str(given)).copy() if is_url(given) else None
+        root = Path(given) if copy is None else copy.root
+        if copy is not None:
+            copies[root] = copy
         if not root.is_dir():
             raise UserError(f"{root} is not a folder. Give a run's folder, or one that holds runs.")
         for folder in _run_folders(root, 0):
             name = folder.relative_to(root).as_posix() if folder != root else root.resolve().name
             found.setdefault(folder, name)
     names = list(found.values())
-    return Runs(Run.load(folder, name if names.count(name) == 1 else str(folder)) for folder, name in found.items())
+    runs = [Run.load(folder, name if names.count(name) == 1 else str(folder)) for folder, name in found.items()]
+    for run in runs:
+        for root, copy in copies.items():
+            if run.folder is not None and run.folder.is_relative_to(root):
+                run.copied_from(copy, run.folder.relative_to(root).as_posix())
+    return Runs(runs)
 
 
 def _run_folders(folder: Path, depth: int) -> list[Path]:

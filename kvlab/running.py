@@ -26,6 +26,7 @@ from kvlab.policies.registry import SEAMS as CONTRACTS
 from kvlab.policies.registry import seam_of
 from kvlab.progress import Progress
 from kvlab.results import Run
+from kvlab.shared import local_only
 from kvlab.trace import RecordConfig, Recorder, RunFolder, summarize
 from kvlab.trace.summary import REQUEST_COLUMNS, STEP_COLUMNS, Goals
 from kvlab.types import KvlabError, Listener, UserError
@@ -85,6 +86,7 @@ def run(
         KeyboardInterrupt: what was recorded is in the folder, with the status "interrupted".
     """
     plain = to_plain(config)
+    local_only(folder or "", "a run")
     try:
         setup = Setup.of(plain, policies)
     except UserError as error:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kvlab.running import run
 from kvlab.sweep_folder import SweepFolder
 from kvlab.sweep_points import Point
+from kvlab.sweep_shared import bring_back, share
 from kvlab.trace.run_folder import read_json
 from kvlab.trace.store import write_json
 from kvlab.types import Listener, UserError
@@ -46,9 +47,11 @@ def attempt(root: Path, point: Point, *, progress: bool = False, listeners: Sequ
         with sweep.claim(str(point.number)) as ours:
             if not ours:
                 return Attempt(point.number, HELD, error=sweep.holder(str(point.number)))
-            if point.comparable and sweep.is_finished(point.number):
+            if point.comparable and (sweep.is_finished(point.number) or bring_back(sweep, point)):
+                share(sweep, point)  # one that was cut off before it was uploaded
                 return Attempt(point.number, KEPT)
             done = _run(sweep, point, progress, listeners)
+            share(sweep, point)
     except UserError as error:  # the folder itself: full, foreign, not writable
         done = Attempt(point.number, NO_SPACE if is_full_disk(error) else FAILED, error=str(error))
     return _noted(sweep, point, done)

@@ -17,11 +17,13 @@ from omegaconf import OmegaConf
 
 from kvlab.composition import compose_hydra, parse_overrides
 from kvlab.config import build, to_plain
+from kvlab.shared import local_only
 from kvlab.sweep_attempt import Attempt
 from kvlab.sweep_folder import open_sweep
 from kvlab.sweep_loop import Runner, here, in_processes, run_points
 from kvlab.sweep_points import Point, Text, grid_points
-from kvlab.sweeping import check_settings
+from kvlab.sweep_shared import open_shared, settle
+from kvlab.sweeping import check_settings, places
 from kvlab.types import UserError
 
 WORDS = ("resume", "on_error", "repeats", "jobs")
@@ -43,8 +45,10 @@ class SweepCommand:
     runner: Runner
 
     def run(self) -> list[Attempt]:
-        """Run all points that are not finished. UserError: the disk is full."""
-        return run_points(self.root, self.points, self.runner)
+        """Run all points that are not finished. UserError: the disk is full, or an address can't be written."""
+        attempts = run_points(self.root, self.points, self.runner)
+        settle(self.root, self.points)
+        return attempts
 
 
 def split_settings(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -81,6 +85,7 @@ def sweep_command(words: Sequence[str], settings: Mapping[str, Any]) -> SweepCom
         if settings or ours:
             what = ", ".join([*settings, *(["this launcher"] if ours else [])])
             raise UserError(f"{what}: only with Hydra's basic sweeper, lists of values, and no hydra.sweep.subdir of one's own.")
+        local_only(hydra.sweep.dir, "a sweep of Hydra's other sweepers and launchers")
         return None
     jobs = int(settings.get("jobs", 1))
     if ours and jobs > 1:
@@ -89,9 +94,11 @@ def sweep_command(words: Sequence[str], settings: Mapping[str, Any]) -> SweepCom
     if ours:
         runner = build(to_plain(hydra.launcher))
     grid, shared = _grid(parsed)
-    root = Path(str(hydra.sweep.dir)).absolute()
+    root, out = places(str(hydra.sweep.dir))
+    root = root.absolute()
     all_points = grid_points(grid, shared, int(settings.get("repeats", 1)))
-    points = open_sweep(root, all_points, settings.get("resume", False), settings.get("on_error") == "stop")
+    resume, stops = settings.get("resume", False), settings.get("on_error") == "stop"
+    points = open_shared(root, out, all_points, resume, stops) if out else open_sweep(root, all_points, resume, stops)
     return SweepCommand(root, points, runner)
 
 

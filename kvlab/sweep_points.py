@@ -27,7 +27,7 @@ class Point:
         config: plain configuration. policies: objects, classes or names that take the place of configured ones, by seam.
         key: 16 hex digits of configuration and foreign sources: what tells whether an earlier result is this point's.
         comparable: False where a class has no source: its earlier results can't be trusted, the point is always run.
-        facts: flat configuration and sources, for naming what drifted.
+        facts: flat configuration and sources, for naming what drifted. out: address that the run is uploaded to; "": it stays local.
     """
 
     number: int
@@ -37,6 +37,7 @@ class Point:
     key: str = ""
     comparable: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
+    out: str = ""
 
 
 def make_point(number: int, label: str, config: Mapping[str, Any], policies: Mapping[str, Any] | None = None) -> Point:

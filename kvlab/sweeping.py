@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.results import Run, Runs
+from kvlab.shared import is_url, mirror_of
 from kvlab.sweep_attempt import FAILED, STOPPED
 from kvlab.sweep_folder import SweepFolder, open_sweep
 from kvlab.sweep_launch import launcher_of
 from kvlab.sweep_loop import here, in_processes, run_points
 from kvlab.sweep_points import grid_points
+from kvlab.sweep_shared import open_shared, settle
 from kvlab.types import KvlabError, UserError, unknown_name
 
 RESUME = (False, True, "accept")
@@ -28,6 +30,7 @@ def sweep(
     grid: Mapping[str, Sequence[Any]],
     *overrides: str,
     folder: str | Path | None = None,
+    out: str | None = None,
     progress: bool = True,
     resume: bool | str = False,
     on_error: str = "continue",
@@ -46,7 +49,9 @@ def sweep(
             the command line (`policy` is a preset, `preemption/mode` a group, `eviction.seed` a parameter); the values of a seam
             may also be policy objects or classes of your own.
         overrides: what all points share, as on the command line: `"workload=synthetic"`.
-        folder: where the runs' folders go; None: a new one under runs/. progress: a bar over the points, with the time left.
+        folder: where the runs' folders go; None: a new one under runs/. An address is `out`, with a folder under runs/shared/.
+        out: an address ("s3://bucket/sweep") that each run is uploaded to when it ends, whole; `kvlab.load_runs(out)` reads it.
+        progress: a bar over the points, with the time left.
         resume: True: keep what is finished in `folder`, run what is missing, failed or was cut off; refused where code or configuration
             is not as it was. "accept": go on all the same; points whose own configuration or classes changed are run anew.
         on_error: "continue": a failed run is a row with status "failed". "stop": start nothing more, and raise SweepStopped.
@@ -68,9 +73,12 @@ def sweep(
         runner = launcher_of(launcher, dict(launcher_options or {}))
     elif launcher_options:
         raise UserError("launcher_options were given without a launcher: joblib, ray or slurm.")
-    root = Path(folder) if folder is not None else Path("runs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-%f-sweep")
-    points = open_sweep(root, grid_points(grid, overrides, repeats), resume, on_error == "stop")
+    root, out = places(folder, out)
+    points = grid_points(grid, overrides, repeats)
+    stops = on_error == "stop"
+    points = open_shared(root, out, points, resume, stops) if out else open_sweep(root, points, resume, stops)
     attempts = run_points(root, points, runner, progress)
+    settle(root, points)
     if on_error == "stop" and any(a.state in (FAILED, STOPPED) for a in attempts):
         labels = {point.number: point.label for point in points}
         first = next((a for a in attempts if a.state == FAILED), None)
@@ -78,6 +86,20 @@ def sweep(
         raise SweepStopped(f"{what}. Folder: {root}; resume=True goes on.")
     sweep_folder = SweepFolder(root)
     return Runs(Run.load(sweep_folder.folder(p.number), str(p.number)) for p in points if sweep_folder.folder(p.number).is_dir())
+
+
+def places(folder: str | Path | None, out: str | None = None) -> tuple[Path, str | None]:
+    """(local folder of a sweep, address that it is uploaded to or None). UserError: two addresses, or an `out` that is none."""
+    if is_url(folder):
+        if out is not None:
+            raise UserError(f"folder = {folder!r} and out = {out!r} are two addresses: leave one out.")
+        return mirror_of(str(folder)), str(folder)
+    if out is not None and not is_url(out):
+        raise UserError(f"out = {out!r} is not allowed: an address, e.g. s3://bucket/sweep. A folder of this machine is folder=...")
+    if folder is None:
+        return mirror_of(out) if out else Path("runs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-%f-sweep"), out
+    local_only(folder, "the folder of a sweep")  # Path("s3://x"), which has lost a slash
+    return Path(folder), out
 
 
 def check_settings(resume: object, on_error: object, jobs: object = 1) -> None:
