@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.results import Run, Runs
-from kvlab.shared import is_url, mirror_of
+from kvlab.shared import is_url, local_only, mirror_of
 from kvlab.sweep_attempt import FAILED, STOPPED
 from kvlab.sweep_folder import SweepFolder, open_sweep
 from kvlab.sweep_launch import launcher_of
