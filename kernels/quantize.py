@@ -26,7 +26,8 @@ QUANTIZED = (torch.int8, FP8)
 def quantize_int8(x_TKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(int8 [T, K, D], float16 scales [T, K]). Half a step is rounded to even; a row of zeros has scale 0."""
     x = x_TKD.to(torch.float32)
-    scale_TK = (x.abs().amax(-1) / INT8_MAX).clamp_(max=SCALE_MAX).to(torch.float16)
+    # Divided by a tensor: by a Python number CUDA multiplies by the reciprocal instead, and rounds otherwise than a CPU.
+    scale_TK = (x.abs().amax(-1) / x.new_full((), INT8_MAX)).clamp_(max=SCALE_MAX).to(torch.float16)
     steps = scale_TK.to(torch.float32)
     steps = torch.where(steps == 0, 1.0, steps)[..., None]
     # max|x| / scale may be a little over 127, because the scale was rounded. int8 knows no NaN: there the scale says it.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
-from kvlab.gpucheck.correctness import attended, relative_error
+from kvlab.gpucheck.correctness import attended, pairwise, relative_error, tasks_of
 from kvlab.gpucheck.pools import contiguous, make_pool
 from kvlab.gpucheck.sizes import FULL
 from kvlab.gpucheck.speed import _asked_share
@@ -73,6 +75,21 @@ def test_a_pool_holds_each_sequence_once_and_nan_elsewhere() -> None:
     assert k.shape == (5, 2, 3)
     assert not k.isnan().any()
     assert torch.equal(v[4], pool.v_NBKD[blocks[0][1], 0])
+
+
+def test_other_types_than_bf16_take_a_part_of_the_grid_in_which_all_pairs_meet() -> None:
+    axes = (FULL.grid_head_dims, FULL.grid_group_sizes, FULL.grid_block_sizes)
+    cases = pairwise(*axes)
+    assert len(cases) == 40  # of 200
+    for a, b in itertools.combinations(range(3), 2):
+        assert {(case[a], case[b]) for case in cases} == set(itertools.product(axes[a], axes[b]))
+    assert len(pairwise((64,), (1, 3), (3, 16))) == 4
+    tasks = tasks_of(FULL, 7)
+    counts = Counter((task.kernel, task.dtype, task.storage) for task in tasks for _ in task.cases)
+    assert counts.pop(("decode attention", torch.bfloat16, None)) == counts.pop(("prefill attention", torch.bfloat16, None)) == 200
+    assert set(counts.values()) == {40}
+    assert {kind[1:] for kind in counts} == {(torch.float32, None), (torch.float16, None), (torch.bfloat16, torch.float8_e4m3fn),
+                                             (torch.bfloat16, torch.int8)}  # fmt: skip
 
 
 def test_the_reference_is_causal_and_groups_heads() -> None:
