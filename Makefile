@@ -49,10 +49,10 @@ test-browser: model ## the notebooks in JupyterLab in chromium, headless; instal
 		--root-user-action=ignore -c constraints.txt -e '.[dev,browser]'
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
-# A local Ray of two nodes, joblib's processes, submitit's local executor, MLflow's file store; installs what it needs (500 MB).
-test-cluster: $(STAMP) ## sweeps on Ray, joblib and submitit, MLflow, all on this machine
+# A local Ray of two nodes, joblib's processes, submitit's local executor, MLflow's file store, a fake S3; installs what it needs (500 MB).
+test-cluster: $(STAMP) ## sweeps on Ray, joblib and submitit, S3, MLflow, all on this machine
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --root-user-action=ignore -c constraints.txt \
-		-e '.[dev,joblib,ray,slurm,mlflow]'
+		-e '.[dev,joblib,ray,slurm,mlflow,s3]' 'moto[s3]' flask flask-cors
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 checks: lint ## ruff, mypy, import-linter, stripped notebooks

@@ -93,9 +93,13 @@ class SharedFolder:
         return "/".join([self._path, *map(str, names)])
 
     def _cat(self, paths: Sequence[str]) -> dict[str, Any]:
-        """JSON values of the files that are there, and are no halves."""
+        """JSON values of the files that are there, and are no halves. What can't be reached or read is raised: it may be there."""
         found: dict[str, Any] = {}
-        for path, text in (self._fs.cat(list(paths), on_error="omit") if paths else {}).items():
+        for path, text in (self._fs.cat(list(paths), on_error="return") if paths else {}).items():
+            if isinstance(text, FileNotFoundError):
+                continue
+            if isinstance(text, Exception):
+                raise text
             try:
                 found[path] = json.loads(text)
             except ValueError:

@@ -140,6 +140,15 @@ def test_a_store_that_goes_away_costs_no_result(tmp_path: Path, url: str, monkey
     assert kvlab.load_runs(url)["status"].tolist() == ["finished"] * 3
 
 
+def test_a_result_that_cant_be_read_is_not_taken_for_missing(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(tmp_path / "s", GRID, out=url)
+    memory = type(fsspec.filesystem("memory"))
+    monkeypatch.setattr(memory, "cat_file", lambda *args, **more: (_ for _ in ()).throw(PermissionError("Access Denied")))
+    with pytest.raises(UserError, match=r"can't be read: PermissionError: Access Denied. Give credentials that may read and write there"):
+        sweep(tmp_path / "t", GRID, out=url, resume=True)
+    assert not (tmp_path / "t" / "0").exists()
+
+
 def test_what_ended_on_a_machine_without_the_folder_is_fetched(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a cluster without a shared disk: the folder of a point vanishes after its upload."""
     real = SharedFolder.upload
