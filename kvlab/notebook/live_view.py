@@ -133,11 +133,11 @@ class LiveView(anywidget.AnyWidget):
     def on_step(self, plan: Plan, outcome: Outcome, stats: StepStats) -> None:
         """Take in a step; raises RunStopped once the button was pressed."""
         self._heard.append(stats)
+        if self.stop:
+            self._tell("stopped")
+            raise RunStopped("The run was stopped with the button. What it had recorded is in its folder (kvlab.load_runs).")
         if time.perf_counter() - self._told_s > self._wait_s:
             self._tell()
-            if self.stop:
-                self._tell("stopped")
-                raise RunStopped("The run was stopped with the button. What it had recorded is in its folder (kvlab.load_runs).")
 
     def on_request(self, record: RequestRecord) -> None:
         """Count it."""
@@ -147,6 +147,22 @@ class LiveView(anywidget.AnyWidget):
         """Not asked for."""
 
     # ------------------------------------------------------------- telling
+
+    def open(self) -> None:
+        """Open the way to the page."""
+        super().open()
+        self._hear_in_subshell()
+
+    def send_state(self, key: Any = None) -> None:
+        """Send traits to the page."""
+        super().send_state(key)
+        self._hear_in_subshell()
+
+    def _hear_in_subshell(self) -> None:
+        """ipykernel 7.4 hands what a page says of a widget to the shell that wrote to the widget last: here that of the running cell, which
+        is busy until the run is over. Without its note of that shell it goes to the subshell that JupyterLab has made for widgets."""
+        if self.comm is not None:
+            vars(self.comm).pop("_reply_subshell_id", None)
 
     def _tell(self, state: str = "running") -> None:
         """Send what there is to the front end, and choose when to do so next."""
@@ -246,8 +262,8 @@ def live(engine: Engine | None = None) -> LiveView:
         kvlab.run(config, listeners=[view])                     # or as a listener; display(view) before
         live(engine)                                            # or of an engine of your own
 
-    The button needs a kernel that hears it while a cell runs (ipykernel 7 with JupyterLab 4.4 or newer); interrupting the kernel always
-    works. A stopped run raises `RunStopped`, a KeyboardInterrupt: its folder says "interrupted" and keeps all that was recorded.
+    The button needs a kernel that hears it while a cell runs (ipykernel 7 with JupyterLab 4.4 or newer; tested with 7.4 and 4.6); elsewhere
+    the widget says after a moment that it was not heard, and interrupting the kernel always works. A stopped run raises `RunStopped`, a KeyboardInterrupt: its folder says "interrupted" and keeps all that was recorded.
 
     Args:
         engine: an engine to listen to from now on; None: pass the widget as a listener.

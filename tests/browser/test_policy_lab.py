@@ -29,7 +29,8 @@ def test_a_policy_is_typed_checked_and_raced(page, lab_server, artifacts):
     data = notebook.plot_data()
     shown = [trace["name"] for trace in data if trace["visible"] is True]
     assert shown == ["Mine", "lru", "fifo", "lfu", "s3fifo", "sieve", "arc", "belady"]
-    area.scroll_into_view_if_needed()
+    notebook.await_fit()
+    page.locator(".kvlab-table").last.scroll_into_view_if_needed()
     page.screenshot(path=artifacts / "policy_lab.png")
     assert notebook.tracebacks() == []
     assert page.console_log.errors == []

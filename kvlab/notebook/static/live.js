@@ -6,13 +6,22 @@ function render({ model, el }) {
   const { root, theme } = frame(el);
   const memory = canvas(150, { role: "img", "aria-label": "KV blocks over time" }), speed = canvas(90, { role: "img", "aria-label": "output tokens a second over time" });
   const state = h("span", { class: "kvlab-sub", role: "status" });
-  const stop = h("button", { type: "button", class: "kvlab-stop", onclick: () => { model.set("stop", true); model.save_changes(); stop.disabled = true; stop.textContent = "stopping …"; } }, "■ stop");
+  const stop = h("button", { type: "button", class: "kvlab-stop", onclick: press }, "■ stop");
   const tiles = Object.fromEntries(["step", "time", "running", "waiting", "swapped", "ended", "preemptions", "KV in use", "output tokens/s"].map(name => [name, h("b", {}, "–")]));
   const legend = [["used", theme.used], ["cached", theme.cached], ["free", theme.free], ["watermark", theme.warn]].map(([name, color]) => h("span", { class: "kvlab-key" }, h("i", { style: `background:${color}` }), name));
   root.append(h("div", { class: "kvlab-head" }, h("div", { class: "kvlab-title", role: "heading", "aria-level": "3" }, "Live run"), state, h("span", { class: "kvlab-spacer" }), stop),
     h("div", { class: "kvlab-tiles" }, ...Object.entries(tiles).map(([name, node]) => h("div", {}, node, h("span", {}, name)))),
     h("div", { class: "kvlab-legend" }, ...legend), memory.node, h("div", { class: "kvlab-tier" }, "output tokens a second"), speed.node);
-  let width = 0, pending = 0;
+  let width = 0, pending = 0, unheard = 0;
+
+  function press() {
+    model.set("stop", true);
+    model.save_changes();
+    stop.disabled = true;
+    stop.textContent = "stopping …";
+    clearTimeout(unheard);
+    unheard = setTimeout(() => { unheard = -1; draw(); }, 5000); // other front ends hear a widget only when the cell has ended
+  }
 
   function points() {
     const status = model.get("status"), data = model.get("data"), num = status.num_points ?? 0;
@@ -27,7 +36,8 @@ function render({ model, el }) {
     state.textContent = status.state ?? "";
     const over = !["running", "no step at the moment", "waiting for the first step"].includes(status.state);
     stop.disabled = over || model.get("stop");
-    if (over) stop.textContent = "■ stop";
+    if (over) { stop.textContent = "■ stop"; clearTimeout(unheard); unheard = 0; }
+    if (unheard === -1) state.textContent = "the kernel does not hear the button while a cell runs: interrupt it (■ in the notebook's toolbar)";
     if (!p) return;
     const show = { step: count(status.step), time: `${status.end_s.toFixed(1)} s`, running: count(status.running), waiting: count(status.waiting), swapped: count(status.swapped),
       ended: count(status.ended), preemptions: count(status.preemptions), "KV in use": `${(100 * status.usage).toFixed(0)} %`, "output tokens/s": count(Math.round(status.tokens_per_s)) };
@@ -41,7 +51,7 @@ function render({ model, el }) {
     c.fillStyle = theme.free;
     c.fillRect(0, 0, width, height);
     for (let i = 0; i < p.used.length; i++) {
-      const a = x(i ? p.end_s[i - 1] : p.end_s[0] - p.step_s[0]), w = x(p.end_s[i]) - a + 0.5;
+      const a = Math.floor(x(i ? p.end_s[i - 1] : p.end_s[0] - p.step_s[0])), w = Math.ceil(x(p.end_s[i])) - a; // whole pixels: no seams
       c.fillStyle = theme.used;
       c.fillRect(a, height - y(p.used[i]), w, y(p.used[i]));
       c.fillStyle = theme.cached;
@@ -69,7 +79,7 @@ function render({ model, el }) {
   model.on("change:status", draw);
   model.on("change:stop", draw);
   const end = onWidth(root, now => { width = now - 4; memory.fit(width); speed.fit(width); draw(); });
-  return () => { end(); model.off?.("change:status", draw); model.off?.("change:stop", draw); cancelAnimationFrame(pending); };
+  return () => { end(); model.off?.("change:status", draw); model.off?.("change:stop", draw); cancelAnimationFrame(pending); clearTimeout(unheard); };
 }
 
 export default { render };
