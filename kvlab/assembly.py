@@ -123,6 +123,9 @@ def simulated_parts(config: Mapping[str, Any], spec: ModelSpec, tokenizer: bool 
     if not isinstance(cost, CostModel):
         raise UserError(f"cost_model = {config['cost_model']!r} is no kvlab.engine.cost.CostModel.")
     notes = (cost.fit.sentence(),) if isinstance(cost, Fitted) else ()
+    for key, plain in (("tensor_parallel_size", 1), ("backend", "auto")):
+        if config.get(key, plain) != plain:
+            notes = (*notes, f"{key} = {config[key]} has no effect with runner=simulated: its times come from the cost model.")
     return Parts(SimulatedRunner(shape.vocab_size, cost), VirtualClock(), shape, text, eos_token_ids, dtype, "simulated", "none",
                  notes=notes)  # fmt: skip
 

@@ -6,13 +6,14 @@ Nothing here needs Hydra: `kvlab.composition` makes configurations from the grou
 from __future__ import annotations
 
 import copy
+import difflib
 import hashlib
 import importlib
 import inspect
 import json
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,9 @@ VALUES: dict[str, Check] = {
 }
 """Top-level values: what is allowed, as a test and in words."""
 
+NAMES: dict[str, Iterable[str]] = {"dtype": DTYPES, "backend": BACKENDS}
+"""Values that are one of a few names."""
+
 SINCE: dict[str, Any] = {"depth": 0, "backend": "auto", "kv_cache_bytes": None, "gpu_memory_utilization": 0.9, "tensor_parallel_size": 1}
 """Values that configurations of earlier versions lack, and what they stood for."""
 
@@ -84,7 +88,10 @@ SINCE: dict[str, Any] = {"depth": 0, "backend": "auto", "kv_cache_bytes": None, 
 def check_value(key: str, value: object) -> None:
     """UserError if a top-level value is not allowed; keys without a rule pass."""
     if key in VALUES and not VALUES[key][0](value):
-        raise UserError(f"{key} = {value!r} is not allowed: {VALUES[key][1]}.")
+        names = NAMES.get(key, ())
+        near = difflib.get_close_matches(value, names, n=1, cutoff=0.5) if isinstance(value, str) else []
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"{key} = {value!r} is not allowed: {VALUES[key][1]}.{hint}")
 
 
 def check_config(config: Mapping[str, Any]) -> None:

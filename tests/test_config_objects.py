@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import kvlab
-from kvlab.config import build, check_config, find_class, identity, to_plain
+from kvlab.assembly import simulated_parts
+from kvlab.config import build, check_config, check_value, find_class, identity, to_plain
 from kvlab.policies.eviction.lru import Lru
 from kvlab.policies.eviction.random import Random
 from kvlab.policies.registry import PolicyRow, by_name, list_policies
@@ -94,6 +95,25 @@ def test_check_config_names_missing_and_unknown_keys() -> None:
 
 def config(**more: object) -> dict[str, object]:
     return {"eviction": LRU, "block_size": 16, "seed": 0, **more}
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"backend = 'trition' is not allowed: one of auto, torch, triton\. Did you mean 'triton'\?"):
+        check_value("backend", "trition")
+    with pytest.raises(UserError, match=r"bfloat16\. Did you mean 'bfloat16'\?"):
+        check_value("dtype", "bfloat")
+    with pytest.raises(UserError, match=r"one of auto, torch, triton\.$"):
+        check_value("backend", 7)
+
+
+def test_what_a_simulated_run_does_not_heed_is_said() -> None:
+    """The cost model's device knows nothing of ranks and kernels."""
+    config = to_plain(kvlab.compose("runner=simulated", "tensor_parallel_size=2", "backend=torch"))
+    assert simulated_parts(config, build(config["model"])).notes == (
+        "tensor_parallel_size = 2 has no effect with runner=simulated: its times come from the cost model.",
+        "backend = torch has no effect with runner=simulated: its times come from the cost model.",
+    )
+    assert simulated_parts(to_plain(kvlab.compose("runner=simulated")), build(config["model"])).notes == ()
 
 
 def test_identity_depends_on_what_matters_and_on_nothing_else() -> None:
