@@ -16,10 +16,11 @@ import torch
 
 from kvlab.gpucheck.correctness import attended, pairwise, relative_error, tasks_of
 from kvlab.gpucheck.pools import contiguous, make_pool
-from kvlab.gpucheck.sizes import FULL
+from kvlab.gpucheck.sizes import DRY, FULL
 from kvlab.gpucheck.speed import _asked_share
 from kvlab.gpucheck.timing import summary
-from kvlab.gpucheck.tokens import agreement
+from kvlab.gpucheck.tokens import agreement, prompts, spec_of
+from kvlab.model.loading import load_model
 
 CPU = torch.device("cpu")
 
@@ -38,7 +39,8 @@ def test_a_dry_run_measures_every_section_and_writes_three_files(tmp_path: Path)
     assert report["failures"] == {}
     assert report["environment"]["dry"] is True
     frame = pd.read_parquet(out / "findings.parquet")
-    assert set(frame["section"]) == {"card", "correctness", "swap", "decode", "prefill", "tokens", "policies", "graphs", "end to end"}
+    assert set(frame["section"]) == {"card", "correctness", "swap", "decode", "prefill", "tokens", "policies", "graphs", "block size",
+                                     "end to end"}  # fmt: skip
     assert len(frame) == len(report["findings"])
     judged = frame[frame["ok"].notna()]
     assert set(judged["section"]) == {"correctness", "swap", "tokens", "policies", "graphs"}  # a dry run's times mean nothing
@@ -113,6 +115,15 @@ def test_differences_are_excused_only_where_float32_was_undecided() -> None:
     yardstick = wanted + torch.tensor([0.1, 0.0, 0.0])
     found = agreement(got, wanted, yardstick)
     assert (found.num_differing, found.num_unexcused, found.top1) == (2, 1, 0.0)  # gaps 0.1 and 1.0, allowed 0.2
+
+
+def test_random_weights_stand_in_for_a_model_that_can_not_be_fetched() -> None:
+    loaded = load_model(spec_of("random", DRY), torch.float32, "cpu")
+    assert loaded.name == "random_tiny"
+    assert loaded.config.num_kv_heads == 4
+    assert loaded.tokenizer is None
+    assert prompts(loaded, DRY).shape == (2, 9)
+    assert float(loaded.model.embed_VE.std()) == pytest.approx(64**-0.5, rel=0.05)
 
 
 def test_times_are_medians_and_shares_grow_with_the_block() -> None:

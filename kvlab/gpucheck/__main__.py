@@ -16,7 +16,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry", action="store_true", help="small sizes on the CPU, in Triton's interpreter")
     parser.add_argument("--sections", default="", help="comma-separated; default: all. --list names them")
     parser.add_argument("--list", action="store_true", help="name the sections and end")
-    parser.add_argument("--model", default="", help="folder of a Llama for the checks of tokens (default: the bundled model)")
+    parser.add_argument("--model", default="", help="folder of a Llama for the checks of tokens; random: the bundled model's shape with "
+                        "random weights, for a machine without a network (default: the bundled model)")  # fmt: skip
     args = parser.parse_args(argv)
     if args.dry:  # before anything imports triton
         os.environ["TRITON_INTERPRET"] = "1"

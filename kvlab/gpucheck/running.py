@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from kvlab.gpucheck.block_sizes import block_size_curve
 from kvlab.gpucheck.card import Rates, environment, find_device, measure_rates
 from kvlab.gpucheck.correctness import correctness
 from kvlab.gpucheck.findings import Finding
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Section] = {
     "tokens": lambda device, rates, sizes, model: teacher_forced(device, sizes, model),
     "policies": lambda device, rates, sizes, model: across_policies(device, sizes, model),
     "graphs": lambda device, rates, sizes, model: graphs(device, sizes, model),
+    "block_size": lambda device, rates, sizes, model: block_size_curve(device, rates, sizes),
     "end_to_end": lambda device, rates, sizes, model: end_to_end(device, rates, sizes),
 }
 
@@ -44,11 +46,12 @@ MEANING = {
     "tokens": "logits and best tokens against the CPU's float32, beside transformers'",
     "policies": "tokens across policies, block sizes, swap, depth",
     "graphs": "tokens of decodes as CUDA graphs against eager ones",
+    "block_size": "end-to-end latency of a Llama-3-8B shape over block sizes",
     "end_to_end": "a Llama-3-8B shape: step time over its floor, throughput over transformers'",
 }
 
 
-TIMED = ("decode", "prefill", "end_to_end")
+TIMED = ("decode", "prefill", "block_size", "end_to_end")
 """Sections whose goals are times: a dry run states them and judges none."""
 
 

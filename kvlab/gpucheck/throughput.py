@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kvlab.engine import EngineConfig, PolicySet
+from kvlab.gpucheck.block_sizes import kv_token_bytes, weight_bytes
 from kvlab.gpucheck.card import Rates
 from kvlab.gpucheck.findings import Finding, at_least, at_most
 from kvlab.gpucheck.serving import Served, make_runner, serve
@@ -51,7 +52,7 @@ def end_to_end(device: torch.device, rates: Rates, sizes: Sizes) -> list[Finding
 
 
 def _ours(served: Served, loaded: LoadedModel, rates: Rates, sizes: Sizes, depth: int) -> list[Finding]:
-    shape, setting = loaded.config, {"depth": depth}
+    setting = {"depth": depth}
     decodes = [
         (stats, 1e3 * (stats.end_s - before.end_s))
         for before, stats in itertools.pairwise(served.steps)
@@ -60,8 +61,7 @@ def _ours(served: Served, loaded: LoadedModel, rates: Rates, sizes: Sizes, depth
     if not decodes:
         return [Finding("end to end", "decode step", None, "ms", setting, note="no step decoded all sequences")]
     step_ms = statistics.median(interval_ms for _, interval_ms in decodes)
-    kv_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * DTYPE.itemsize
-    read = [_weight_bytes(loaded) + kv_bytes * stats.num_kv_tokens_read for stats, _ in decodes]
+    read = [weight_bytes(loaded, DTYPE) + kv_token_bytes(loaded, DTYPE) * stats.num_kv_tokens_read for stats, _ in decodes]
     floor_ms = 1e3 * statistics.median(read) / rates.bytes_per_s
     host_ms = statistics.median(interval_ms - stats.execute_ms for stats, interval_ms in decodes)
     rate = sum(map(len, served.tokens)) / served.seconds
@@ -74,13 +74,6 @@ def _ours(served: Served, loaded: LoadedModel, rates: Rates, sizes: Sizes, depth
         Finding("end to end", "decode step beyond the device's time", host_ms, "ms", setting, None, host_goal, host_ok,
                 "what the host takes and does not hide"),
     ]  # fmt: skip
-
-
-def _weight_bytes(loaded: LoadedModel) -> int:
-    """Bytes of weights that a decode step reads: all but the input embedding, of which a row a token is looked up."""
-    shape = loaded.config
-    looked_up = 0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size
-    return (shape.num_parameters - looked_up) * DTYPE.itemsize
 
 
 def _theirs(loaded: LoadedModel, work: list[list[int]], sizes: Sizes, device: torch.device) -> list[Finding]:

@@ -10,6 +10,10 @@ Shapes: S sequences (of one length), T tokens of each, V vocabulary.
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,19 +26,42 @@ from kvlab.gpucheck.sizes import Sizes
 from kvlab.kernels.interface import AttentionMetadata, Backend
 from kvlab.kernels.torch_backend import TorchBackend
 from kvlab.kernels.triton_backend import TritonBackend
-from kvlab.model.llama import Llama
+from kvlab.model.checkpoint import save_folder
+from kvlab.model.llama import Llama, tensor_shapes
 from kvlab.model.loading import LoadedModel, ModelSpec, load_model
+from kvlab.model.random_weights import TINY, shape_named
 from kvlab.model.specs import hf, smollm2, tiny
 
 BLOCK_SIZE = 17
 """An odd one on purpose."""
 
 
+RANDOM = "random"
+"""In place of a folder: the bundled model's shape with random weights, for a machine that can't fetch the real ones."""
+
+
 def spec_of(name: str, sizes: Sizes) -> ModelSpec:
-    """The model whose tokens are compared: a folder, the bundled model, or in a dry run the tiny one."""
+    """The model whose tokens are compared: a folder, `RANDOM`, the bundled model, or in a dry run the tiny one."""
+    if name == RANDOM:
+        return hf(path=str(random_folder("tiny" if sizes.model == "tiny" else "smollm2")))
     if name:
         return hf(path=name)
     return tiny() if sizes.model == "tiny" else smollm2()
+
+
+@functools.cache
+def random_folder(shape: str) -> Path:
+    """A checkpoint of this shape, of weights with unit gain (the same on every machine), in a folder that goes when Python ends."""
+    config = TINY if shape == "tiny" else shape_named(shape)
+    generator = torch.Generator().manual_seed(11)
+    weights = {
+        name: torch.ones(size) if len(size) == 1 else torch.empty(size).normal_(0.0, size[1] ** -0.5, generator=generator)
+        for name, size in tensor_shapes(config).items()
+    }
+    folder = Path(tempfile.mkdtemp(prefix="kvlab-gpucheck-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    save_folder(folder / f"random_{shape}", config, weights)
+    return folder / f"random_{shape}"
 
 
 def teacher_forced(device: torch.device, sizes: Sizes, model: str) -> list[Finding]:

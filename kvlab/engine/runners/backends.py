@@ -13,6 +13,12 @@ from kvlab.types import UserError, unknown_name
 BACKENDS = ("auto", "torch", "triton")
 
 
+def use_device(device: torch.device) -> None:
+    """Make a CUDA device (cuda:1) the current one: kernels, events and graphs go to that, wherever their tensors lie."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def make_backend(name: str, device: torch.device) -> Backend:
     """The backend of that name for a device; "auto" is triton on CUDA and torch elsewhere. Triton is imported only when it is used.
 
@@ -21,6 +27,7 @@ def make_backend(name: str, device: torch.device) -> Backend:
     """
     if name not in BACKENDS:
         raise unknown_name("backend", name, BACKENDS)
+    use_device(device)
     if name == "torch" or (name == "auto" and device.type != "cuda"):
         return TorchBackend()
     if importlib.util.find_spec("triton") is None:

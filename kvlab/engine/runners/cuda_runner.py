@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from kvlab.cache.tensors import KVTensors
+from kvlab.engine.runners.backends import use_device
 from kvlab.engine.runners.base import RunnerConfig
 from kvlab.engine.runners.cuda_sampling import choose, needs_host
 from kvlab.engine.runners.cuda_streams import Mark, Streams, streams_of
@@ -64,6 +65,7 @@ class CudaRunner(TorchRunner):
         Raises:
             UserError: as `TorchRunner.initialize` does, or the device's memory ends while that is done.
         """
+        use_device(self._device)
         super().initialize(config)
         try:
             self._prepare(config)
