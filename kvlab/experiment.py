@@ -70,7 +70,7 @@ def _job(config: DictConfig) -> None:
         _say(f"kvlab: {error}", f"Folder: {_shown(folder)}" if not single else "")
     except Exception as error:  # the folder's status.json and run.log hold the traceback
         _Process.exit_code = FAILED
-        what = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        what = "; ".join([f"{type(error).__name__}: {error}".removesuffix(": "), *getattr(error, "__notes__", ())])
         _say(f"kvlab: the run failed with {what}", f"Traceback: {_shown(folder / 'status.json')}")
     else:
         if single:

@@ -76,7 +76,7 @@ def _run(sweep: SweepFolder, point: Point, progress: bool, listeners: Sequence[L
         run(dict(point.config), folder=folder, name=point.label, progress=progress, listeners=listeners, **point.policies)
     except Exception as error:
         state = NO_SPACE if is_full_disk(error) else FAILED
-        message = f"{type(error).__name__}: {error}".removesuffix(": ")
+        message = str(error) if state == NO_SPACE else f"{type(error).__name__}: {error}".removesuffix(": ")
         traceback.clear_frames(error.__traceback__)  # a failed engine's tensors hang on them
         _log.info("point %d (%s): %s", point.number, point.label, message)
     finally:

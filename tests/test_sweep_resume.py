@@ -48,23 +48,24 @@ def finished_points(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_kill_9_at_random_moments_then_resume_gives_every_point_once(tmp_path: Path) -> None:
-    """A sweep of 40 points is killed four times, after about a second of points each, and resumed to its end."""
+@pytest.mark.parametrize("kills", [2, pytest.param(7, marks=pytest.mark.full)])
+def test_kill_9_at_random_moments_then_resume_gives_every_point_once(tmp_path: Path, kills: int) -> None:
+    """A sweep of 40 points is killed a few times, after about a second of points each, and resumed to its end."""
     folder = tmp_path / "s"
-    rng = random.Random(20261130)
+    rng = random.Random(20261130 + kills)
     cut_short = 0
-    for _ in range(4):
+    for _ in range(kills):
         before = len(finished_points(folder))
         child = in_child(sweep, folder, resume=True)
         deadline = time.monotonic() + 60
-        while child.is_alive() and len(finished_points(folder)) < min(before + rng.randint(2, 6), 39) and time.monotonic() < deadline:
+        while child.is_alive() and len(finished_points(folder)) < min(before + rng.randint(2, 5), 39) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(rng.random() * 0.1)
         os.kill(child.pid or 0, signal.SIGKILL)
         child.join()
         cut_short += child.exitcode == -signal.SIGKILL
         assert len(finished_points(folder)) > before
-    assert cut_short == 4
+    assert cut_short == kills
     kept = {n: (folder / str(n) / "status.json").read_bytes() for n in finished_points(folder)}
     assert 0 < len(kept) < 40
     runs = sweep(folder, resume=True)
@@ -77,7 +78,7 @@ def test_kill_9_at_random_moments_then_resume_gives_every_point_once(tmp_path: P
     loaded = kvlab.load_runs(folder)
     assert [run.name for run in loaded] == [str(n) for n in range(40)]
     ended = journal(folder, "finished")  # one that was killed after its run and before its note is in no line
-    assert len(set(ended)) == len(ended) >= 36
+    assert len(set(ended)) == len(ended) >= 40 - kills
     for attempt in (folder / ".attempts").iterdir():  # what was cut off had not finished
         status = attempt / "status.json"
         assert not status.exists() or json.loads(status.read_text())["state"] == "running"

@@ -81,7 +81,7 @@ class RunFolder:
         Never raises because of the disk: the error that brought us here matters more.
         """
         lines = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
-        message = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        message = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", ())]))
         described = {"type": type(error).__name__, "message": message, "traceback": "\n".join(lines)}
         try:
             self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", described)  # first: the disk may be full
