@@ -233,22 +233,24 @@ class _Reader:
         self._row("time for it, by tokens of each step", 100 * time_share, "% of the run", "recomputed_tokens, step_ms")
         self._row("swap traffic", moved, "blocks", "swapped_in_blocks, swapped_out_blocks")
         away = self._away()
-        self._row("life spent preempted or swapped out", 100 * away, "% of requests' time", "span_states")
+        if away is not None:
+            self._row("life spent preempted or swapped out", 100 * away, "% of requests' time", "span_states")
+        spent = "" if away is None else f"; requests spent {_percent(away)} of their life preempted or swapped out"
         self.sentences.append(f"{num:,} preemptions: {int(again.sum()):,} tokens ({_percent(share)} of all computed) were computed again, "
-                              f"about {_percent(time_share)} of the run's time, and {moved:,} blocks swapped; requests spent "
-                              f"{_percent(away)} of their life preempted or swapped out.")  # fmt: skip
+                              f"about {_percent(time_share)} of the run's time, and {moved:,} blocks swapped{spent}.")  # fmt: skip
         if max(share, time_share) >= WORTH:
             gain = f"at most {_percent(share)} fewer tokens to compute, about {_percent(time_share)} of the time; fewer run at once"
             knob = "a higher watermark, or an admission that looks ahead (expected_output, full_sequence)"
             self.advice.append(Advice(knob, gain, time_share))
 
-    def _away(self) -> float:
+    def _away(self) -> float | None:
+        """Share of requests' time; None where no spans were recorded."""
         lost = whole = 0.0
         for states, starts, ends in zip(*(self.requests[c] for c in ("span_states", "span_starts_s", "span_ends_s")), strict=True):
-            for state, start, end in zip(states, starts, ends, strict=True):
+            for state, start, end in zip(states, starts, ends, strict=False):
                 whole += end - start
                 lost += (end - start) * (state in ("preempted", "swapped"))
-        return lost / whole if whole > 0 else 0.0
+        return lost / whole if whole > 0 else None
 
     def _fragmentation(self) -> None:
         size = self.config.get("block_size")

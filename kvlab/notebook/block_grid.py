@@ -162,9 +162,9 @@ def block_map(run: Run | Path | str, step: int = 0, color_by: str = "state") -> 
     if found is None:
         return _words(why)
     events, broken = frame_of(found, "blocks")
-    if broken or events.empty:
+    if events.empty:
         return _words(broken or NO_EVENTS)
-    steps, broken = frame_of(found, "steps")
+    steps, broken_steps = frame_of(found, "steps")
     num_steps = _num_steps(events, steps)
     if num_steps > MAX_STEPS:
         return _words(f"This run names step {num_steps - 1:,}: more than can be shown.")
@@ -176,7 +176,7 @@ def block_map(run: Run | Path | str, step: int = 0, color_by: str = "state") -> 
     for name, tier in log.tiers.items():
         arrays |= tier.arrays(f"{name}_")
     data, layout = pack(arrays)
-    notes = [*log.notes, *filter(None, (broken, plans.note if plans else "")), *_notes(found, events, plans)]
+    notes = [*log.notes, *filter(None, (broken, broken_steps, plans.note if plans else "")), *_notes(found, events, plans)]
     meta = {
         "title": f"Block pool of {found.name}", "num_steps": num_steps, "block_size": block_size, "requests": log.requests,
         "layout": layout, "tiers": _tiers(sizes, block_size, plans), "blocked": blocked_by(steps, num_steps), "notes": notes,

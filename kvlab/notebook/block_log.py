@@ -8,6 +8,7 @@ A record holds the state of its block after it, so the state of the pool after s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ FREE, USED, SHARED, CACHED, RESERVED, SWAPPED = range(6)
 STATES = ("free", "used", "shared", "cached", "kept by the watermark", "swapped out")
 """What a block can be, in the order of the codes above. Used: in one block table; shared: in several; cached: in none, content kept."""
 
+_HEX = re.compile("[0-9a-fA-F]+").fullmatch
 _ENDS = (KINDS.index("free"), KINDS.index("evict"))
 NOBODY = 0
 
@@ -142,9 +144,9 @@ def tier_log(events: pd.DataFrame, num_blocks: int, num_steps: int, request: npt
 
 
 def _first_bits(contents: pd.Series) -> npt.NDArray[np.uint32]:
-    """The first 32 bits of keys in hex; 0 for "". Each different key is read once."""
+    """The first 32 bits of keys in hex; 0 for "" and for what is no key. Each different key is read once."""
     codes, names = pd.factorize(contents, use_na_sentinel=False)
-    bits = [int(name[:8], 16) if isinstance(name, str) and name else 0 for name in names]
+    bits = [int(name[:8], 16) if isinstance(name, str) and _HEX(name[:8]) else 0 for name in names]
     return np.array(bits, dtype=np.uint32)[codes] if len(names) else np.zeros(0, dtype=np.uint32)
 
 

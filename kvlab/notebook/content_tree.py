@@ -98,7 +98,7 @@ def prefix_tree(run: Run | Path | str, step: int = 0) -> PrefixTree:
         return PrefixTree(None, meta={"message": why})
     events, broken = frame_of(found, "blocks")
     named = events[(events["content"].fillna("") != "") & (events["tier"] == "gpu")]
-    if broken or events.empty or not (named["kind"] == "publish").any():
+    if events.empty or not (named["kind"] == "publish").any():
         return PrefixTree(None, meta={"message": broken or (NO_EVENTS if events.empty else NO_CACHE)})
     if events["parent"].isna().all():
         return PrefixTree(None, meta={"message": OLD})
@@ -110,6 +110,8 @@ def prefix_tree(run: Run | Path | str, step: int = 0) -> PrefixTree:
     data, layout = pack(tree.log.arrays("") | of_node | {"depth": tree.depth.astype(np.uint32)})
     num_all = sum(not below for below in tree.children()[:-1])
     notes = [f"{len(paths)} of {num_all:,} paths are drawn: those with most hits."] if len(paths) < num_all else []
+    if broken:
+        notes.append(broken)
     if found.state != "finished":
         notes.append(f"This run is {found.state}: what it had recorded is shown.")
     meta = {

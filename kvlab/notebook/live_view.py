@@ -161,8 +161,8 @@ class LiveView(anywidget.AnyWidget):
     def _hear_in_subshell(self) -> None:
         """ipykernel 7.4 hands what a page says of a widget to the shell that wrote to the widget last: here that of the running cell, which
         is busy until the run is over. Without its note of that shell it goes to the subshell that JupyterLab has made for widgets."""
-        if self.comm is not None:
-            vars(self.comm).pop("_reply_subshell_id", None)
+        if hasattr(self.comm, "_reply_subshell_id"):
+            del self.comm._reply_subshell_id
 
     def _tell(self, state: str = "running") -> None:
         """Send what there is to the front end, and choose when to do so next."""
@@ -263,7 +263,8 @@ def live(engine: Engine | None = None) -> LiveView:
         live(engine)                                            # or of an engine of your own
 
     The button needs a kernel that hears it while a cell runs (ipykernel 7 with JupyterLab 4.4 or newer; tested with 7.4 and 4.6); elsewhere
-    the widget says after a moment that it was not heard, and interrupting the kernel always works. A stopped run raises `RunStopped`, a KeyboardInterrupt: its folder says "interrupted" and keeps all that was recorded.
+    the widget says after a moment that it was not heard, and interrupting the kernel always works. A stopped run raises
+    `RunStopped`, a KeyboardInterrupt: its folder says "interrupted" and keeps all that was recorded.
 
     Args:
         engine: an engine to listen to from now on; None: pass the widget as a listener.

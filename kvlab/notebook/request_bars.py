@@ -57,7 +57,8 @@ def timeline(run: Run | Path | str, step: int = 0) -> Timeline:
     requests, broken = frame_of(found, "requests")
     steps, broken_steps = frame_of(found, "steps")
     if requests.empty or steps.empty:
-        return Timeline(requests, meta={"message": broken or broken_steps or (NO_REQUESTS if requests.empty else NO_STEPS)})
+        message = broken or NO_REQUESTS if requests.empty else broken_steps or NO_STEPS
+        return Timeline(requests, meta={"message": message})
     order = sorted(range(len(requests)), key=lambda i: (requests["arrival_s"].iloc[i], _natural(str(requests["request_id"].iloc[i]))))
     rows = requests.iloc[order].reset_index(drop=True)
     num_steps = int(steps["step"].max()) + 1
@@ -68,7 +69,8 @@ def timeline(run: Run | Path | str, step: int = 0) -> Timeline:
                          "finish": rows["finish_s"].to_numpy(dtype=np.float64)})  # fmt: skip
     meta = {
         "title": f"Requests of {found.name}", "num_steps": num_steps, "layout": layout, "requests": rows["request_id"].astype(str).tolist(),
-        "reasons": rows["finish_reason"].astype(str).tolist(), "facts": _facts(rows), "notes": _notes(found, chunk_note),
+        "reasons": rows["finish_reason"].astype(str).tolist(), "facts": _facts(rows),
+        "notes": _notes(found, broken, broken_steps, chunk_note),
     }  # fmt: skip
     return Timeline(rows, channel_of(found), meta=meta, data=data, step=max(0, min(step, num_steps - 1)))
 
@@ -125,8 +127,8 @@ def _facts(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-def _notes(run: Run, chunk_note: str) -> list[str]:
-    notes = [chunk_note] if chunk_note else []
+def _notes(run: Run, *said: str) -> list[str]:
+    notes = [text for text in said if text]
     if run.state != "finished":
         notes.append(f"This run is {run.state}: requests that had not ended are not shown.")
     return notes

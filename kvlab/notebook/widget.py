@@ -121,11 +121,12 @@ def run_of(run: Run | Path | str) -> tuple[Run | None, str]:
 
 
 def frame_of(run: Run, table: str) -> tuple[pd.DataFrame, str]:
-    """(a table of a run, "") or (an empty one, in words what is wrong with it). Columns an older version did not write are null."""
+    """(what can be read of a table of a run, in words what can't; "" if all can). Columns an older version did not write are null."""
     from kvlab.trace.frames import empty_frame
 
     try:
-        return getattr(run, table)(), ""
+        frame = getattr(run, table)()
     except Exception as error:  # a damaged file must not end a kernel's cell
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         return empty_frame(table), f"{table} of this run can't be read: {why}"
+    return frame, "; ".join(note for note in run.notes if note.startswith((f"{table}.", f"{table}-")))

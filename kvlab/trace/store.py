@@ -205,12 +205,21 @@ def _read_arrow(path: Path, columns: Sequence[str] | None = None) -> Any:
 
 
 def _filled(column: Column, values: Sequence[Any]) -> Sequence[Any]:
-    return [0 if v is None else v for v in values] if column.dtype == "int64" else values
+    missing: Any = 0 if column.dtype == "int64" else () if column.dtype.startswith("list") else None
+    return values if missing is None else [missing if v is None else v for v in values]
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _from_arrow(column: Column, chunks: Any, num_rows: int) -> pd.Series:
     if chunks is None:
         return series(column, _filled(column, [None] * num_rows))
+    if column.dtype.startswith("list") and not (_is_list(chunks.type) or chunks.null_count == num_rows):
+        raise ValueError(f"{column.name} holds {chunks.type}, not lists")
+    if chunks.null_count and column.dtype == "list<float64>":
+        return series(column, _filled(column, chunks.to_pylist()))
     if column.dtype in ("int64", "float64", "list<float64>"):  # the wide columns, without a Python object a value
         return pd.Series(chunks.to_pandas().to_numpy(), dtype=None if column.dtype.startswith("list") else column.dtype)
     if column.dtype.startswith("list"):

@@ -68,6 +68,6 @@ def _spans(requests: pd.DataFrame) -> pd.DataFrame:
     rows = [
         (row, request_id, state, start, end)
         for row, (request_id, states, starts, ends) in enumerate(zip(*columns, strict=True))
-        for state, start, end in zip(states, starts, ends, strict=True)
+        for state, start, end in zip(states, starts, ends, strict=False)  # a run of another version may lack one of the three
     ]
     return pd.DataFrame(rows, columns=["row", "request_id", "state", "start_s", "end_s"])
