@@ -180,7 +180,7 @@ def _blame(error: BaseException) -> None:
     """Note on an exception which policy it was raised in, if any: the one that was called last."""
     if isinstance(error, KvlabError):
         return  # says so itself
-    if isinstance(error, MemoryError):  # which Python leaves without a word
+    if isinstance(error, MemoryError) and not str(error):  # which Python mostly leaves without a word
         error.add_note("the process got no more memory: give the run a smaller pool or less to record, or run fewer at once (jobs)")
     culprit = None
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -60,7 +60,7 @@ def test_a_point_without_memory_costs_itself_only(tmp_path: Path) -> None:
     runs = kvlab.load_runs(tmp_path / "s")
     assert [run.state for run in runs] == ["finished", "failed", "finished"]
     assert runs[1].status["error"]["type"] == "MemoryError"
-    assert str(runs[1].error).startswith("MemoryError: the process got no more memory: give the run a smaller pool or less to record, or run")
+    assert str(runs[1].error).startswith("MemoryError: the process got no more memory: give the run a smaller pool or less to record")
     assert "raised in the eviction policy Hungry" in str(runs[1].error)
     assert "self.hoard = bytearray" in runs[1].status["error"]["traceback"]
     real = ["runner=torch", "backend=torch", "device=cpu"]
@@ -72,7 +72,7 @@ def test_a_point_without_memory_costs_itself_only(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_ends_the_sweep_and_is_named(tmp_path: Path) -> None:
-    """The third point's first file is written to /dev/full, which is always full, for root too; what is there stays, and resuming goes on."""
+    """The third point's first file is written to /dev/full, which is always full, even for root; what is there stays, resuming goes on."""
     folder, grid = tmp_path / "s", {"num_blocks": [40, 41, 42, 43]}
 
     def work() -> None:
