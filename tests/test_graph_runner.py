@@ -40,20 +40,40 @@ def test_sizes() -> None:
 
 
 def test_a_batch_is_padded_with_rows_that_write_nowhere() -> None:
-    """Two sequences in a batch of four, tables of two blocks in room for three. What an earlier batch left is gone."""
+    """Two sequences in a batch of four, tables of two blocks in room for three. What an earlier batch left there is gone."""
     batch = StaticBatch(4, 3, 16, None, 48, CPU, is_exact=True)
     ones = np.ones(4, dtype=np.int64)
     batch.fill(4, 9 * ones, 9 * ones, 9 * ones, 9 * ones, np.full((4, 3), 9))
-    views = batch.token_ids(4), batch.positions(4), batch.meta(4)
+    views = batch.token_ids(4), batch.positions(4), batch.meta(4, 3)
     batch.fill(4, np.array([5, 6]), np.array([20, 3]), np.array([36, 3]), np.array([21, 4]), np.array([[1, 2], [0, 0]]))
     ids, positions, meta = views  # the same memory, as a graph holds it
     assert ids.tolist() == [5, 6, 0, 0]
     assert positions.tolist() == [20, 3, 0, 0]
     assert meta.slot_mapping_T.tolist() == [36, 3, -1, -1]
     assert meta.context_lens_S.tolist() == [21, 4, 1, 1]
-    assert meta.block_tables_SM.tolist() == [[1, 2, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
-    assert batch.meta(4).context_lens == [21, 4, 1, 1]
-    assert StaticBatch(4, 3, 16, None, 48, CPU, is_exact=False).meta(2).context_lens == [48, 48]
+    assert meta.block_tables_SM[:, :2].tolist() == [[1, 2], [0, 0], [0, 0], [0, 0]]
+    assert batch.meta(4, 3).context_lens == [21, 4, 1, 1]
+    assert batch.meta(4, 2).block_tables_SM.shape == (4, 2)
+    assert StaticBatch(4, 3, 16, None, 48, CPU, is_exact=False).meta(2, 3).context_lens == [48, 48]
+
+
+def test_long_contexts_have_graphs_of_their_own() -> None:
+    """From 8,193 slots on. What is recorded for 4,096 sees a table of that many."""
+    seen: list[tuple[int, int, int]] = []
+
+    def forward(ids: torch.Tensor, positions: torch.Tensor, meta: Any) -> torch.Tensor:
+        seen.append((len(ids), meta.block_tables_SM.shape[1], meta.context_lens[0]))
+        return ids[:, None].double() * meta.block_tables_SM.shape[1]
+
+    assert StaticBatch(2, 512, 16, None, 8192, CPU, is_exact=False).widths() == [512]
+    batch = StaticBatch(2, 1024, 16, None, 16384, CPU, is_exact=False)
+    graphs = DecodeGraphs(forward, batch, (1, 2), NoStreams())
+    assert seen == [(2, 256, 4096), (2, 1024, 16384), (1, 256, 4096), (1, 1024, 16384)]
+    ones = np.ones(2, dtype=np.int64)
+    for num_blocks, width in [(1, 256), (256, 256), (257, 1024), (1024, 1024)]:
+        batch.fill(2, ones, ones, ones, ones, np.ones((2, num_blocks), dtype=np.int64))
+        assert graphs.replay(2, 2, num_blocks).tolist() == [[width], [width]]
+    assert graphs.size_for(2, 1025) is None
 
 
 def test_the_least_size_that_holds_a_batch() -> None:
@@ -64,7 +84,7 @@ def test_the_least_size_that_holds_a_batch() -> None:
     column = np.array([7, 8, 9])
     batch.fill(4, column, column, column, column, np.zeros((3, 1), dtype=np.int64))
     batch.token_ids(4)[1] = 50  # written on the device after the copy
-    assert graphs.replay(4, 3).tolist() == [[14.0], [100.0], [18.0]]
+    assert graphs.replay(4, 3, 1).tolist() == [[14.0], [100.0], [18.0]]
     assert graphs.paths == {"graph[4]": 1}
     for bad in ((), (0, 2), (4, 2), (2, 2)):
         with pytest.raises(UserError, match="ascending numbers of sequences"):

@@ -228,7 +228,7 @@ class CudaRunner(TorchRunner):
         if graphs is not None and size is not None:
             graphs.batch.fill(size, n.token_ids_T, n.positions_T, n.slots_T, n.context_S, n.tables_SM)
             self._fill_late(graphs.batch.token_ids(size)[:num], n)
-            return graphs.replay(size, num)
+            return graphs.replay(size, num, n.tables_SM.shape[1])
         self.paths["eager"] += 1
         batch = self._batch(n, config)
         self._fill_late(batch.token_ids_T, n)

@@ -1,7 +1,8 @@
 """Decode steps as recorded graphs: static buffers of a few batch sizes, filled in place; smaller batches are padded.
 
 A padded row computes token 0 at position 0 with one slot of context, reads block 0 and writes nowhere (slot -1); its logits are not looked
-at. Launch shapes are recorded with the graph, so they are chosen for the longest context there may be.
+at. Launch shapes are recorded with the graph, so they are chosen for the longest context there may be; where that is long, each size is
+recorded for contexts of up to SHORT_CONTEXT slots as well, lest steps of short ones launch dozens of splits without work.
 
 Shapes: S sequences (rows of a size), M blocks of the longest sequence, V vocabulary.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +21,8 @@ from kvlab.engine.runners.cuda_streams import Captured, Streams
 from kvlab.engine.runners.rows import Ints
 from kvlab.kernels.interface import AttentionMetadata
 from kvlab.types import UserError
+
+SHORT_CONTEXT = 4096
 
 
 def default_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -58,17 +62,19 @@ class StaticBatch:
         event = self._copied[self._turn]
         if event is not None:
             event.synchronize()
-        rows = host.numpy()[: size * (self.NUM_COLUMNS + self.max_blocks)]
+        width = max(1, width)
+        rows = host.numpy()[: size * (self.NUM_COLUMNS + width)]
         columns = rows[: size * self.NUM_COLUMNS].reshape(self.NUM_COLUMNS, size)
         columns[:, num:] = [[0], [0], [-1], [1]]
         columns[:, :num] = token_ids_S, positions_S, slots_S, context_S
-        table = rows[size * self.NUM_COLUMNS :].reshape(size, self.max_blocks)
-        table[:] = 0
-        table[:num, :width] = tables_SM
+        table = rows[size * self.NUM_COLUMNS :].reshape(size, width)
+        table[num:] = 0
+        table[:num, : tables_SM.shape[1]] = tables_SM
         moved = host[: len(rows)].to(self._tables_SM.device, non_blocking=True)
         for i, buffer in enumerate(self._inputs.values()):
             buffer[:size].copy_(moved[i * size : (i + 1) * size])
-        self._tables_SM[:size].copy_(moved[size * self.NUM_COLUMNS :].view(size, self.max_blocks))
+        # What an earlier batch left to the right of it is not read: no context here is longer.
+        self._tables_SM[:size, :width].copy_(moved[size * self.NUM_COLUMNS :].view(size, width))
         if self._is_cuda:
             self._copied[self._turn] = torch.cuda.current_stream().record_event()
         self._turn = 1 - self._turn
@@ -81,16 +87,21 @@ class StaticBatch:
         """int64 [size]."""
         return self._inputs["position"][:size]
 
-    def meta(self, size: int) -> AttentionMetadata:
-        """Views of the buffers."""
+    def widths(self) -> list[int]:
+        """Blocks of a table, ascending, that graphs are recorded for."""
+        short = -(-SHORT_CONTEXT // self._block_size)
+        return [short, self.max_blocks] if self._max_context > 2 * SHORT_CONTEXT else [self.max_blocks]
+
+    def meta(self, size: int, width: int) -> AttentionMetadata:
+        """Views of the buffers, of contexts in at most `width` blocks."""
         context_S = self._inputs["context"][:size]
-        lens = context_S.tolist() if self._is_exact else [self._max_context] * size
-        return AttentionMetadata(self._inputs["slot"][:size], self._tables_SM[:size], context_S, lens, [1] * size, size, self._block_size,
-                                 self._window)  # fmt: skip
+        lens = context_S.tolist() if self._is_exact else [min(self._max_context, width * self._block_size)] * size
+        return AttentionMetadata(self._inputs["slot"][:size], self._tables_SM[:size, :width], context_S, lens, [1] * size, size,
+                                 self._block_size, self._window)  # fmt: skip
 
 
 class DecodeGraphs:
-    """One graph a size.
+    """One graph a size and width of table.
 
     Args:
         forward: (token ids, positions, metadata) -> logits [S, V].
@@ -107,14 +118,16 @@ class DecodeGraphs:
         self.batch, self.sizes, self.paths = batch, tuple(sizes), Counter[str]()
         self._forward = forward
         self._logits: torch.Tensor | None = None
-        self._graphs: dict[int, Captured] = {}
+        self._widths = batch.widths()
+        self._graphs: dict[tuple[int, int], Captured] = {}
         for size in reversed(self.sizes):  # the largest first: the others fit into its memory
             empty = np.zeros(0, dtype=np.int64)
             batch.fill(size, empty, empty, empty, empty, np.zeros((0, 0), dtype=np.int64))
-            self._graphs[size] = streams.captured(lambda size=size: self._run(size))  # type: ignore[misc]
+            for width in self._widths:
+                self._graphs[size, width] = streams.captured(partial(self._run, size, width))
 
-    def _run(self, size: int) -> torch.Tensor:
-        logits_SV = self._forward(self.batch.token_ids(size), self.batch.positions(size), self.batch.meta(size))
+    def _run(self, size: int, width: int) -> torch.Tensor:
+        logits_SV = self._forward(self.batch.token_ids(size), self.batch.positions(size), self.batch.meta(size, width))
         if self._logits is None:
             self._logits = torch.empty_like(logits_SV)
         # One place for all sizes: logits kept by each graph of 256 sequences and fewer would take 2 GB with Llama 3's vocabulary.
@@ -125,8 +138,9 @@ class DecodeGraphs:
         place = bisect_left(self.sizes, num_rows)
         return self.sizes[place] if place < len(self.sizes) and num_blocks <= self.batch.max_blocks else None
 
-    def replay(self, size: int, num_rows: int) -> torch.Tensor:
-        """Logits [num_rows, V] of what was filled in; they stay until the next replay."""
-        self._graphs[size].replay()
+    def replay(self, size: int, num_rows: int, num_blocks: int) -> torch.Tensor:
+        """Logits [num_rows, V] of what was filled in, a table of `num_blocks` columns; they stay until the next replay."""
+        graph = self._graphs[size, self._widths[bisect_left(self._widths, num_blocks)]]
+        graph.replay()
         self.paths[f"graph[{size}]"] += 1
-        return self._graphs[size].output[:num_rows]
+        return graph.output[:num_rows]
