@@ -45,6 +45,8 @@ def draw(results: pd.DataFrame) -> Any:
         panel.set_ylabel(label)
         if name != "num_preemptions":
             panel.set_ylim(bottom=0)
+        if name == "throughput":
+            panel.yaxis.set_major_formatter("{x:,.0f}")
     panels[0].plot([100 * w for w in MEASURED], list(MEASURED.values()), color=BLACK, marker="x", markersize=6, linestyle="none",
                    label="measured on vLLM (pull request 44594)")  # fmt: skip
     panels[0].set_yscale("log")
