@@ -64,6 +64,17 @@ print("PROBE" + json.dumps({
     "cpu_used": int(swapping.steps()["cpu_blocks_used"][swapped_at]), "linked": block_map(shared).step == tree.step == 60,
 }))
 """,
+    "07_kernels_and_block_size": """
+import json
+sizes_2048 = model[model["context"] == 2048].set_index("block_size")
+print("PROBE" + json.dumps({
+    "MB": decode["MB"].round(3).tolist(), "flop_per_byte": decode["FLOP per byte"].tolist(),
+    "lookups": {str(b): int(n) for b, n in sizes_2048["lookups"].items()}, "table_share": sizes_2048["table_share"].tolist(),
+    "us": sizes_2048["predicted us"].tolist(), "limits": prefill["limit"].to_dict(),
+    "cpu": [list(cpu["block_size"]), cpu["decode steps"].tolist(), cpu["step ms"].tolist()], "states": list(runs["status"]),
+    "measured": measured.query("card == 'gpucheck'")[["section", "block_size", "value", "predicted"]].values.tolist(),
+}))
+""",
     "08_real_to_simulated": """
 import json
 print("PROBE" + json.dumps({
@@ -231,6 +242,34 @@ def test_scheduling_chunking_preemption(tmp_path, monkeypatch):
     assert probe["limit"] == "blocks"
     assert any("watermark" in knob for knob in probe["knobs"])
     assert list(dict.fromkeys(names_of_figures(outputs)[0]))[:2] == ["scheduling = fcfs", "scheduling = sjf_oracle"]
+
+
+@pytest.mark.slow
+def test_kernels_and_block_size(tmp_path, monkeypatch):
+    """With results of two block sizes beside it, as `python -m kvlab.gpucheck` writes them."""
+    from kvlab.gpucheck.findings import Finding
+    from kvlab.gpucheck.report import frame
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    found = [Finding("decode", "latency", 0.5, "ms", {"block_size": 1}, 0.25), Finding("decode", "latency", None, "ms", {"block_size": 2}),
+             Finding("decode", "latency", 0.3, "ms", {"block_size": 16}, 0.25), Finding("swap", "errors", 0.0, "")]  # fmt: skip
+    (tmp_path / "gpucheck").mkdir()
+    frame(found).to_parquet(tmp_path / "gpucheck" / "findings.parquet", index=False)
+    outputs, probe = execute(ROOT / "notebooks" / "07_kernels_and_block_size.ipynb", tmp_path)
+    # 64 sequences of 512 tokens: K and V of 8 heads of 128 in 2 bytes, and 32 heads of queries and results
+    assert probe["MB"][0] == round((64 * 512 * 2 * 8 * 128 * 2 + 64 * 2 * 32 * 128 * 2) / 1e6, 3)
+    assert all(3.9 < intensity < 4 for intensity in probe["flop_per_byte"][1:])
+    assert probe["lookups"] == {str(size): 64 * 2048 // size for size in (1, 2, 4, 8, 16, 32, 64, 128)}
+    assert probe["table_share"][0] < 0.001
+    assert probe["us"][0] / probe["us"][-1] < 1.001  # flat
+    assert probe["limits"]["1"] == "memory"
+    assert probe["limits"]["2048"] == "arithmetic"
+    assert probe["states"] == ["finished"] * 3
+    assert probe["cpu"][0] == [1, 16, 128]
+    assert min(probe["cpu"][1]) >= 8
+    assert all(0 < ms < 10_000 for ms in probe["cpu"][2])
+    assert probe["measured"] == [["decode", 1, 0.5, 0.25], ["decode", 16, 0.3, 0.25]]
+    assert ["what = gpucheck, least possible", "what = gpucheck, measured"] in names_of_figures(outputs)
 
 
 @pytest.mark.slow
