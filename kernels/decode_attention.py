@@ -27,6 +27,8 @@ from kvlab.kernels.work import Work
 MAX_ROWS = 64
 """Query heads of one KV head in one program; more are served by several, which read K and V again."""
 MAX_SPLITS = 128
+MAX_SEQS = 65535
+"""What the second and third axis of a CUDA grid take."""
 SPLIT_TOKENS = 2048
 """Longest split: a split's result costs (D + 1) * 4 * R bytes written and read, under 1 % of its K and V from here on."""
 
@@ -161,6 +163,8 @@ def _check_outputs(
     q_SHD: torch.Tensor, out: torch.Tensor, mass_out: torch.Tensor | None, lengths: torch.Tensor, tables: torch.Tensor, num_kv_heads: int
 ) -> None:
     num_seqs = q_SHD.shape[0]
+    if num_seqs > MAX_SEQS:
+        raise ValueError(f"a launch has room for {MAX_SEQS:,} sequences, not {num_seqs:,}: pass them in parts")
     if lengths.shape not in ((num_seqs,), (num_seqs, num_kv_heads)) or lengths.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"lengths must be int32 or int64, [{num_seqs}] or [{num_seqs}, {num_kv_heads}], not {lengths.dtype} {list(lengths.shape)}"

@@ -20,6 +20,7 @@ from kvlab.engine.engine import Engine
 from kvlab.engine.runners.backends import make_backend
 from kvlab.engine.runners.base import Runner
 from kvlab.engine.runners.cuda_runner import real_runner
+from kvlab.engine.runners.decode_graphs import check_sizes
 from kvlab.engine.runners.memory import Limits, MeasuresMemory
 from kvlab.engine.runners.parallel_runner import ParallelRunner
 from kvlab.engine.runners.recorded import RecordedRunner
@@ -81,6 +82,7 @@ def cached_model(config: Mapping[str, Any], spec: ModelSpec) -> LoadedModel:
 
 def torch_parts(config: Mapping[str, Any], spec: ModelSpec, graph_sizes: Sequence[int] | None = None) -> Parts:
     """runner=torch: a real model; in this process, or shared by tensor_parallel_size others."""
+    check_sizes(graph_sizes or ())
     if config.get("tensor_parallel_size", 1) > 1:
         return _parallel_parts(config, spec, graph_sizes)
     return parts_of(cached_model(config, spec), config.get("backend", "auto"), graph_sizes)
@@ -101,7 +103,7 @@ def _parallel_parts(config: Mapping[str, Any], spec: ModelSpec, graph_sizes: Seq
 
 
 def parts_of(loaded: LoadedModel, backend: str = "auto", graph_sizes: Sequence[int] | None = None) -> Parts:
-    """Parts of a model that is loaded already. `graph_sizes`: see `CudaRunner`; without effect on a CPU.
+    """Parts of a model that is loaded already. `graph_sizes`: see `CudaRunner`; without effect on a CPU, which `notes` say.
 
     Raises:
         UserError: the backend is unknown, or can't run on the model's device.
@@ -110,8 +112,9 @@ def parts_of(loaded: LoadedModel, backend: str = "auto", graph_sizes: Sequence[i
     kernels = make_backend(backend, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     dtype = str(loaded.model.dtype).removeprefix("torch.")
+    notes = (f"runner.graph_sizes has no effect on {device.type}.",) if graph_sizes and device.type != "cuda" else ()
     return Parts(real_runner(loaded, kernels, graph_sizes), WallClock(), loaded.config, loaded.tokenizer, loaded.eos_token_ids, dtype, name,
-                 loaded.checksum, backend=kernels)  # fmt: skip
+                 loaded.checksum, notes, kernels)  # fmt: skip
 
 
 def simulated_parts(config: Mapping[str, Any], spec: ModelSpec, tokenizer: bool = False) -> Parts:

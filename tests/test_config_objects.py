@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kvlab
-from kvlab.assembly import simulated_parts
+from kvlab.assembly import simulated_parts, torch_parts
 from kvlab.config import build, check_config, check_value, find_class, identity, to_plain
 from kvlab.policies.eviction.lru import Lru
 from kvlab.policies.eviction.random import Random
@@ -114,6 +114,14 @@ def test_what_a_simulated_run_does_not_heed_is_said() -> None:
         "backend = torch has no effect with runner=simulated: its times come from the cost model.",
     )
     assert simulated_parts(to_plain(kvlab.compose("runner=simulated")), build(config["model"])).notes == ()
+
+
+def test_sizes_of_graphs_are_checked_where_there_are_none() -> None:
+    config = to_plain(kvlab.compose("model=tiny", "device=cpu"))
+    with pytest.raises(UserError, match=r"\[4, 2\] are not allowed: ascending"):
+        torch_parts(config, build(config["model"]), [4, 2])
+    assert torch_parts(config, build(config["model"]), [2, 4]).notes == ("runner.graph_sizes has no effect on cpu.",)
+    assert torch_parts(config, build(config["model"])).notes == ()
 
 
 def test_identity_depends_on_what_matters_and_on_nothing_else() -> None:

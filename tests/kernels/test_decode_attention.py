@@ -199,6 +199,7 @@ def test_work_is_counted_by_hand() -> None:
         ({"mass_out": torch.zeros(2, 2, 5)}, "mass_out must be float32"),
         ({"out": torch.zeros(2, 4, 32)}, "out must be"),
         ({"num_splits": 0}, "num_splits must be positive"),
+        ({"q": torch.zeros(64).expand(65536, 4, 64)}, "room for 65,535 sequences, not 65,536"),
     ],
 )  # fmt: skip
 def test_what_no_kernel_serves_is_refused(change: dict[str, Any], message: str) -> None:

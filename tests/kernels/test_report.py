@@ -103,7 +103,8 @@ import torch
 from kvlab.kernels.decode_attention import decode_launches
 from kvlab.kernels.prefill_attention import prefill_launch
 
-OPTIONS = dict(window=None, num_sink_tokens=0, sink_logits_H=None, soft_cap=None, k_scale=None, v_scale=None, config=None, capability=(9, 0))
+OPTIONS = dict.fromkeys(("window", "sink_logits_H", "soft_cap", "k_scale", "v_scale", "config"))
+OPTIONS |= dict(num_sink_tokens=0, capability=(9, 0))
 cache = torch.empty(4, 16, 2, 64, dtype=torch.bfloat16)
 
 def ints(*shape, at):  # beginning at an odd place of a buffer

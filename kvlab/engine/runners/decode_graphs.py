@@ -31,6 +31,12 @@ def default_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return (*[size for size in steps if size < max_num_seqs], max_num_seqs)
 
 
+def check_sizes(sizes: Sequence[int]) -> None:
+    """UserError unless they ascend from at least 1."""
+    if any(not isinstance(size, int) or size < 1 for size in sizes) or list(sizes) != sorted(set(sizes)):
+        raise UserError(f"Sizes of CUDA graphs = {list(sizes)} are not allowed: ascending numbers of sequences, from 1 on.")
+
+
 class StaticBatch:
     """Inputs of a decode batch that stay in place.
 
@@ -113,8 +119,9 @@ class DecodeGraphs:
 
     def __init__(self, forward: Callable[[torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor], batch: StaticBatch,
                  sizes: Sequence[int], streams: Streams) -> None:  # fmt: skip
-        if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
-            raise UserError(f"Sizes of CUDA graphs = {list(sizes)} are not allowed: ascending numbers of sequences, from 1 on.")
+        if not sizes:
+            raise UserError("Sizes of CUDA graphs = [] are not allowed here: ascending numbers of sequences, from 1 on.")
+        check_sizes(sizes)
         self.batch, self.sizes, self.paths = batch, tuple(sizes), Counter[str]()
         self._forward = forward
         self._logits: torch.Tensor | None = None
