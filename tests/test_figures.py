@@ -226,6 +226,19 @@ def test_a_damaged_or_missing_manifest_is_named(copied: Folder, capsys: pytest.C
     assert "nothing says where results.parquet comes from" in capsys.readouterr().err
 
 
+def test_a_manifest_edited_by_hand_fails_the_check(copied: Folder) -> None:
+    path, before = copied.path / "manifest.json", manifest.read(copied)
+    for change, say in (
+        ({"number": "F7"}, "the manifest says number = 'F7', which is 'F6'"),
+        ({"figure": "layouts"}, "the manifest says figure = 'layouts', which is 'kernel_latency'"),
+    ):
+        path.write_text(json.dumps({**before, **change}))
+        assert manifest.differences(copied, copied.spec()) == [say]
+    path.write_text(json.dumps({key: value for key, value in before.items() if key not in ("seeds", "date")}))
+    (told,) = manifest.differences(copied, copied.spec())
+    assert told.startswith("the manifest lacks date, seeds: edited by hand? Restore it (git checkout ")
+
+
 def test_a_sweep_or_measuring_code_that_changed_after_the_results_fails_the_check(copied: Folder) -> None:
     assert actions.check(copied) == []
     sweep, code = copied.path / "sweep.yaml", copied.path / "figure.py"

@@ -22,6 +22,10 @@ from kvlab.trace.run_folder import environment
 from kvlab.trace.store import disk_error
 from kvlab.types import UserError
 
+FIELDS = (
+    "figure", "number", "date", "seconds", "points", "device", "seeds", "results", "config_hash", "kvlab", "python", "versions", "config",
+)  # fmt: skip
+"""What every manifest has."""
 PACKAGES = ("matplotlib", "pyyaml")
 """Looked up besides those of a run's env.json."""
 
@@ -113,7 +117,7 @@ def read_results(folder: Folder) -> pd.DataFrame:
 def differences(folder: Folder, spec: FigureSpec) -> list[str]:
     """Why the manifest does not fit the folder any more; empty: it does. Keys that are new in the configuration don't count."""
     manifest = read(folder)
-    found = []
+    found = _inconsistent(manifest, folder, spec)
     if manifest.get("config_hash") != config_hash(folder, spec):
         hashes = f"hash {config_hash(folder, spec)}, manifest {manifest.get('config_hash')}"
         found.append(f"sweep.yaml or the measuring code of figure.py changed after the results were made ({hashes})")
@@ -124,6 +128,15 @@ def differences(folder: Folder, spec: FigureSpec) -> list[str]:
         else:
             found += [f"{name}: {line}" for line in _drift(recorded[name], config, "")]
     return found
+
+
+def _inconsistent(manifest: Mapping[str, Any], folder: Folder, spec: FigureSpec) -> list[str]:
+    """Fields of a manifest that are gone, or that the figure contradicts: it was edited, or is another figure's."""
+    gone = [name for name in FIELDS if name not in manifest]
+    found = [f"the manifest lacks {', '.join(gone)}: edited by hand? Restore it (git checkout {folder.path / MANIFEST})"] if gone else []
+    facts = {"figure": folder.name, "number": spec.number}
+    wrong = {name: value for name, value in facts.items() if name not in gone and manifest[name] != value}
+    return found + [f"the manifest says {name} = {manifest[name]!r}, which is {value!r}" for name, value in wrong.items()]
 
 
 def _drift(recorded: Any, today: Any, where: str) -> list[str]:
