@@ -14,7 +14,7 @@ import pytest
 import kvlab
 from kvlab.notebook.explorer import SweepExplorer, save_figure, sweep_explorer
 from kvlab.notebook.explorer_controls import REAL, REAL_WORKLOADS, SIMULATED, SIMULATED_WORKLOADS, fast_config
-from kvlab.notebook.explorer_plot import NOTHING, STEP_COLUMNS, curves, curves_of, empty_figure, redraw
+from kvlab.notebook.explorer_plot import NOTHING, STEP_COLUMNS, curves, curves_of, empty_figure, log_ticks, redraw
 from kvlab.notebook.worker import NewestWins, Stopped, StopSignal
 from kvlab.types import UserError
 
@@ -216,6 +216,16 @@ def test_curves_by_hand():
     assert (got.ttft[0], got.ttft[-1]) == (1000, 1500)
     assert set(got.itl) == {1000}
     assert curves_of(rows[:0], [], []) is NOTHING
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [([8.0, 40.0], ["1", "2", "5", "10", "20", "50", "100", "200", "500"]),
+     ([0.5, 900.0], ["0.1", "0.3", "1", "3", "10", "30", "100", "300", "1,000", "3,000"]),
+     ([1.0, 1e4], ["1", "10", "100", "1,000", "10,000"]), ([], ["1", "10", "100", "1000"])],
+)  # fmt: skip
+def test_labels_of_a_logarithmic_axis_are_round_and_few(values, texts):
+    assert log_ticks(np.array(values))["ticktext"] == texts
 
 
 def test_a_frame_without_a_column_is_named():

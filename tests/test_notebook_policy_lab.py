@@ -31,7 +31,10 @@ def lab_with(source: str, **more):
     return policy_lab(source=HEAD + textwrap.dedent(source), traces=TRACE, workloads=WORKLOADS, namespace={}, **more)
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+QUICK = ("eviction", "scheduling", "preemption/mode")
+
+
+@pytest.mark.parametrize("template", [pytest.param(t, marks=() if t in QUICK else pytest.mark.full) for t in TEMPLATES])
 def test_every_template_keeps_its_contract_and_finishes_a_race(template):
     lab = policy_lab(template, traces=TRACE, workloads=WORKLOADS, namespace={})
     assert lab.check(), lab.message.text

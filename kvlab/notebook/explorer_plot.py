@@ -104,7 +104,7 @@ def empty_figure() -> go.Figure:
     fig.update_xaxes(title_text="time (s)", row=1)
     fig.update_yaxes(title_text="share of the pool (%)", range=[0, 101], row=1, col=1)
     fig.update_yaxes(title_text="tokens/s", rangemode="tozero", row=1, col=2)
-    fig.update_xaxes(title_text="ms", type="log", dtick="D2", row=2)
+    fig.update_xaxes(title_text="ms", type="log", row=2)
     fig.update_yaxes(title_text="requests (%)", range=[0, 101], row=2, col=1)
     fig.update_yaxes(title_text="tokens (%)", range=[0, 101], row=2, col=2)
     fig.update_annotations(font={"size": 13, "color": INK})
@@ -130,12 +130,14 @@ class Drawing:
 
     def __init__(self, fig: Any) -> None:
         self.fig = fig
+        self._data, self._pinned = NOTHING, list[Curves]()
 
     def show(self, data: Curves, label: str) -> None:
         """The run of the moment."""
         names = [trace.name for trace in self.fig.data[:3]]
         pool = [{"x": data.time, "y": y, "name": name} for y, name in zip((data.used, data.cached, data.limit), names, strict=True)]
-        redraw(self.fig, dict(enumerate([*pool, *_lines(data, label)])))
+        self._data = data
+        redraw(self.fig, dict(enumerate([*pool, *_lines(data, label)])), self._ticks())
 
     def pin(self, runs: Sequence[tuple[str, Curves]]) -> None:
         """The runs that stay, and no others: (label, curves), at most MAX_PINS."""
@@ -144,7 +146,25 @@ class Drawing:
         for label, data in [*runs, *nothing]:
             used = {"x": data.time, "y": data.used, "name": label}
             edits += [{**edit, "visible": bool(label)} for edit in (used, *_lines(data, label))]
-        redraw(self.fig, dict(enumerate(edits, start=6)))
+        self._pinned = [data for _, data in runs]
+        redraw(self.fig, dict(enumerate(edits, start=6)), self._ticks())
+
+    def _ticks(self) -> dict[str, Any]:
+        """Labels of the two latency axes."""
+        shown = [self._data, *self._pinned]
+        axes = {"xaxis3": [data.ttft for data in shown], "xaxis4": [data.itl for data in shown]}
+        return {f"{axis}.{key}": value for axis, values in axes.items() for key, value in log_ticks(np.concatenate(values)).items()}
+
+
+def log_ticks(values: np.ndarray) -> dict[str, list[Any]]:
+    """Round numbers for a logarithmic axis over these values, written out, and no more than fit beside each other."""
+    known = values[values > 0]
+    if not len(known):
+        return {"tickvals": [1, 10, 100, 1000], "ticktext": ["1", "10", "100", "1000"]}
+    low, high = np.log10(known.min()), np.log10(known.max())
+    of_decade = (1, 2, 5) if high - low < 2.2 else (1, 3) if high - low < 3.5 else (1,)
+    numbers = [k * 10.0**e for e in range(int(np.floor(low)), int(np.ceil(high)) + 1) for k in of_decade]
+    return {"tickvals": numbers, "ticktext": [f"{number:,.12g}" for number in numbers]}
 
 
 def _lines(data: Curves, label: str) -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ TEMPLATES: dict[str, str] = {
 from kvlab.policies.base import KeyEviction
 
 class Mine(KeyEviction):
-    """Of the cached blocks those that nobody hit yet go first, the deepest of them before the others."""
+    """Cached blocks that nobody hit yet go first, the deepest of them before the others."""
 
-    def key(self, block):            # the smallest goes first; end it with a tick, so that no two are equal
+    def key(self, block):    # the smallest goes first; a tick at its end: no two are equal
         return (min(block.num_hits, 2), -block.depth, block.used_tick)
 ''',
     "eviction, with events": '''
@@ -17,7 +17,7 @@ from collections import OrderedDict
 from kvlab.policies.base import EvictionPolicy
 
 class Mine(EvictionPolicy):
-    """Least recently used, by hand: hears what happens to blocks and keeps a queue of those that may go."""
+    """Least recently used, by hand: a queue of the blocks that may go, kept up to date by events."""
 
     def __init__(self):
         self.reset()
@@ -41,16 +41,16 @@ class Mine(EvictionPolicy):
 from kvlab.policies.base import SchedulingPolicy
 
 class Mine(SchedulingPolicy):
-    """Short prompts first, but nobody waits for ever: every second of waiting is worth 200 tokens."""
+    """Short prompts first, but a second of waiting is worth 200 tokens: nobody waits for ever."""
 
-    def key(self, group, now):       # the smallest goes first; here it must not change while a request waits
+    def key(self, group, now):    # the smallest goes first; it must not change while a request waits
         return (group.num_prompt_tokens + 200 * group.arrival_s, group.arrival_s)
 ''',
     "batching": '''
 from kvlab.policies.base import RUNNING, SWAPPED, WAITING, BatchingPolicy
 
 class Mine(BatchingPolicy):
-    """Mixed steps, but a prompt is read in pieces of at most 256 tokens, so that those who decode wait less."""
+    """Mixed steps, but prompts in pieces of at most 256 tokens: those who decode wait less."""
 
     def phases(self, queues, now):
         return ((RUNNING, SWAPPED, WAITING),)
@@ -62,7 +62,7 @@ class Mine(BatchingPolicy):
 from kvlab.policies.base import AdmissionPolicy
 
 class Mine(AdmissionPolicy):
-    """A request enters if its first piece fits and each that runs already could still grow by two blocks."""
+    """A request enters if its first piece fits and all that run could still grow by two blocks."""
 
     def admits(self, entry, pool, now):          # "" lets it in, any other word is recorded as the reason
         need = entry.blocks_for(entry.first_chunk_tokens)
@@ -72,7 +72,7 @@ class Mine(AdmissionPolicy):
 from kvlab.policies.base import PreemptionPolicy
 
 class Mine(PreemptionPolicy):
-    """Whoever loses least gives way: the one with the fewest computed tokens for each block it gives back."""
+    """Whoever loses least gives way: fewest computed tokens for each block it gives back."""
 
     def victim(self, candidates, now):
         return min(candidates, key=lambda group: group.num_computed_tokens / max(1, group.num_unshared_blocks))
