@@ -37,6 +37,7 @@ class Comparison:
         names: of the two runs. config: columns key, a, b, a row for each key that differs.
         figures: columns figure, a, b, difference (b - a), low, high (its 95 % interval; NaN: none can be had from one run), beyond_noise
             (the interval leaves out 0; None where there is none). paired: both served the same requests, resampled together.
+        notes: what is odd about a run (killed, damaged tables): its figures are those of what was recorded.
         decisions: the first different decision; None where plans were not recorded (`decisions_note` says what to do).
     """
 
@@ -46,6 +47,7 @@ class Comparison:
     paired: bool
     decisions: DecisionDifference | None
     decisions_note: str
+    notes: tuple[str, str] = ("", "")
 
     def __str__(self) -> str:
         a, b = self.names
@@ -53,7 +55,8 @@ class Comparison:
         figures = [_figure_cells(row) for _, row in self.figures.iterrows()]
         how = "the same requests in both, resampled together" if self.paired else "each run's own"
         return "\n".join([
-            f"a: {a}\nb: {b}\n\nConfiguration", text_table(["key", "a", "b"], config) if config else "  the same",
+            f"a: {a}{self.notes[0]}\nb: {b}{self.notes[1]}\n\nConfiguration",
+            text_table(["key", "a", "b"], config) if config else "  the same",
             "\nFigures", text_table(["figure", "a", "b", "b - a", "95 % of b - a", "beyond noise"], figures), MEANING.format(how=how),
             "\nDecisions", str(self.decisions) if self.decisions is not None else self.decisions_note,
         ])  # fmt: skip
@@ -76,7 +79,16 @@ def compare(first: Run | str | Path, second: Run | str | Path, seed: int = 0) ->
     except UserError as error:
         decisions, note = None, str(error)
     names = (a.name, b.name) if a.name != b.name else (str(a.folder or a.name), str(b.folder or b.name))
-    return Comparison(names, _config(a.config, b.config), _figures(a.summary, b.summary, samples, paired, seed), paired, decisions, note)
+    figures = _figures(a.summary, b.summary, samples, paired, seed)
+    return Comparison(names, _config(a.config, b.config), figures, paired, decisions, note, (remark(a), remark(b)))
+
+
+def remark(run: Run) -> str:
+    """What to know of a run that did not end well or can't be read whole: " (killed: steps.parquet is damaged ...)"; else nothing."""
+    odd = [note for note in run.notes if "damaged" in note or "recorded" in note]
+    if run.state == "finished" and not odd:
+        return ""
+    return f" ({': '.join(filter(None, [run.state, '; '.join(filter(None, [run.error, *odd]))]))})"
 
 
 def _run(run: Run | str | Path) -> Run:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvlab.comparing import remark
 from kvlab.exporting import latex_table, log_to_mlflow, write_csv, write_perfetto
 from kvlab.results import Runs, load_runs
 from kvlab.types import UserError, unknown_name
@@ -47,6 +48,9 @@ def _export(folder: str, target: str, out: str | None, force: bool) -> str:
     runs = Runs(run for run in load_runs(folder) if run.summary)  # other folders, and runs that recorded nothing, have nothing to export
     if not len(runs):
         raise UserError(f"{folder} holds no run with results.")
+    for run in runs:
+        if run.state != "finished":
+            print(f"kvlab: run {run.name}{remark(run)}: what was recorded is exported.", file=sys.stderr)
     if target == "latex":
         text = latex_table(runs)
         return text if out is None else f"Written: {_write_text(Path(out), text, force)}"

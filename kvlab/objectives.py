@@ -65,8 +65,10 @@ def pareto_front(frame: pd.DataFrame, objectives: Sequence[str | Objective]) -> 
     if not wanted:
         raise UserError("A Pareto front needs at least one objective, e.g. 'p99_ttft_ms'.")
     rows = frame[frame["status"] == "finished"].copy() if "status" in frame else frame.copy()
-    if any(o.figure == POOL for o in wanted):
+    if any(o.figure == POOL for o in wanted) and {"num_blocks", "block_size"} <= set(rows):
         rows[POOL] = rows["num_blocks"] * rows["block_size"]
+    if rows.empty:  # nothing has finished: figures are no columns then
+        return rows.reindex(columns=list(dict.fromkeys([*rows, *(o.figure for o in wanted)])))
     for goal in wanted:
         if goal.figure not in rows:
             raise unknown_name("column", goal.figure, map(str, rows.columns))

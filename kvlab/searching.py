@@ -17,6 +17,7 @@ from kvlab.progress import Progress
 from kvlab.pruning import Hopeless, Pruner
 from kvlab.results import Runs, load_runs
 from kvlab.running import run
+from kvlab.shared import local_only
 from kvlab.sweep_attempt import give_back_memory, is_full_disk
 from kvlab.sweep_folder import SweepFolder
 from kvlab.sweep_points import Composer
@@ -99,6 +100,7 @@ def search(
         KeyboardInterrupt: trials until then are kept; the same call goes on.
     """
     optuna = _optuna()
+    local_only(folder or "", "a study")
     wanted = [objective(text) for text in objectives]
     if not wanted or len({o.figure for o in wanted}) < len(wanted):
         raise UserError(f"objectives = {list(objectives)} is not allowed: at least one, each once.")

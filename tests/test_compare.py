@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,20 @@ def test_the_export_command(runs: dict[str, Run], tmp_path: Path, capsys: pytest
     ):
         assert export.main(words) == 2
         assert say in capsys.readouterr().err
+
+
+def test_a_run_that_was_cut_off_is_compared_and_exported_with_a_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = kvlab.run(kvlab.compose(*SIMULATED, "num_blocks=40"), folder=tmp_path / "whole", progress=False)
+    half = tmp_path / "half"
+    shutil.copytree(tmp_path / "whole", half)
+    (half / "summary.json").unlink()
+    status = json.loads((half / "status.json").read_text())
+    (half / "status.json").write_text(json.dumps({**status, "state": "running", "pid": 1 << 30}))
+    steps = (half / "steps.parquet").read_bytes()
+    (half / "steps.parquet").write_bytes(steps[: len(steps) // 2])
+    told = str(kvlab.compare(whole, half)).splitlines()
+    assert told[0] == "a: whole"
+    assert told[1].startswith("b: half (killed: steps.parquet is damaged: ")
+    assert told[1].endswith("summary made from 0 recorded steps and 4 requests)")
+    assert export.main([str(half), "--to", "csv", "--out", str(tmp_path / "csv")]) == 0
+    assert "run half (killed: steps.parquet is damaged" in capsys.readouterr().err

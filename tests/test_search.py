@@ -15,6 +15,7 @@ from sweep_support import SIMULATED
 import kvlab
 from kvlab.objectives import Objective, SoFar, best_possible, objective, pareto_front
 from kvlab.pruning import Hopeless, Pruner
+from kvlab.results import Runs
 from kvlab.search import main
 from kvlab.searching import Range
 from kvlab.types import UserError
@@ -158,3 +159,11 @@ def test_bad_input_is_named_before_anything_runs(tmp_path: Path, capsys: pytest.
     assert main([*SIMULATED, folder, "num_blocks=1..9"]) == 2
     assert "holds something else than a study" in capsys.readouterr().err
     assert json.dumps([p.name for p in (tmp_path / "s").iterdir() if not p.name.startswith(".")]) == '["thesis.tex"]'
+
+
+def test_a_front_without_a_finished_run_is_empty_and_a_study_is_local(tmp_path: Path) -> None:
+    empty = Runs([]).pareto("kv_pool_tokens", "p99_ttft_ms")
+    assert len(empty) == 0
+    assert {"kv_pool_tokens", "p99_ttft_ms"} <= set(empty)
+    with pytest.raises(UserError, match="s3://bucket/x is an address, and a study is written to a folder of this machine"):
+        kvlab.search({"num_blocks": (40, 50)}, folder="s3://bucket/x", trials=1, progress=False)

@@ -47,7 +47,7 @@ def grid() -> dict[str, list[Any]]:
     class Local(Newest):
         """Neither can this one."""
 
-    return {"eviction": ["lru", "fifo", Local], "watermark": [0, 0.1]}
+    return {"eviction": ["lru", Local], "watermark": [0, 0.1]}
 
 
 def frame(runs: Runs) -> pd.DataFrame:
