@@ -195,6 +195,7 @@ def test_signals_end_a_process_cleanly(tmp_path: Path, number: int, code: int) -
     process = subprocess.Popen(
         [sys.executable, "-m", "kvlab.experiment", *words], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs inherit that it is ignored
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 90
