@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 # The panel appears before its notebook is loaded: a Run All in between runs nothing.
@@ -36,31 +35,14 @@ _RUN_CELL = """async ([first, last]) => {
 }"""
 
 
-# anywidget gives a module 2 s to load, plotly's has 5 MB: a busy machine may need longer, and then that widget stays dead.
-_LATE = "[anywidget] Failed to initialize model."
-
-
 class NotebookPage:
     """Args: page: playwright's. url: JupyterLab's. name: the notebook's file."""
 
     def __init__(self, page: Any, url: str, name: str) -> None:
         self.page = page
-        self._address = f"{url}/lab/tree/{name}?reset"
-        self._open()
-
-    def _open(self) -> None:
-        self.page.goto(self._address)
-        self.page.wait_for_selector(".jp-NotebookPanel")
-        self.num_cells = self.page.evaluate(_READY)
-
-    def _with_all_widgets(self, run: Callable[[], None]) -> None:
-        """Run cells; on a fresh page once more where a widget came too late."""
-        run()
-        errors = self.page.console_log.errors
-        if any(_LATE in error for error in errors):
-            errors.clear()
-            self._open()
-            run()
+        page.goto(f"{url}/lab/tree/{name}?reset")
+        page.wait_for_selector(".jp-NotebookPanel")
+        self.num_cells = page.evaluate(_READY)
 
     def start_all(self) -> None:
         """Run all cells without waiting for them."""
@@ -72,9 +54,6 @@ class NotebookPage:
 
     def run_all(self, timeout_s: float = 180) -> None:
         """Run all cells and wait until the kernel is idle and none waits any more. Tried twice: an early one may run nothing."""
-        self._with_all_widgets(lambda: self._run_all(timeout_s))
-
-    def _run_all(self, timeout_s: float) -> None:
         for _ in range(2):
             self.start_all()
             self.page.wait_for_timeout(300)
@@ -85,7 +64,7 @@ class NotebookPage:
 
     def run_cells(self, first: int, last: int) -> None:
         """Run cells by place and wait for each."""
-        self._with_all_widgets(lambda: self.page.evaluate(_RUN_CELL, [first, last]))
+        self.page.evaluate(_RUN_CELL, [first, last])
 
     def idle(self, timeout_s: float = 180) -> None:
         """Until nothing runs or waits."""

@@ -75,6 +75,12 @@ def test_buttons_pin_copy_and_show(page, lab_server, artifacts):
 def test_all_of_notebook_02_runs_and_its_block_map_plays(page, lab_server, artifacts):
     notebook = NotebookPage(page, lab_server.url, NOTEBOOK)
     notebook.run_all()
+    before = notebook.plot_data()
+    assert [trace["name"] for trace in before if trace["visible"] is True].count("B=16 N=192 wm=1%") == 4  # pinned by a cell
+    slider = page.locator(".widget-slider .noUi-handle").nth(2)
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    assert max(notebook.await_change(before)[2]["y"]) > max(before[2]["y"])  # the explorer lives on beside all that was drawn
     step = page.locator(".kvlab-step").first
     step.scroll_into_view_if_needed()
     page.wait_for_function("() => document.querySelector('.kvlab-step').textContent")
