@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvlab.figures import actions, manifest
@@ -94,26 +94,25 @@ def _run(folders: Sequence[Folder]) -> int:
 
 
 def _verify(folders: Sequence[Folder]) -> int:
-    failed = 0
-    for folder in folders:
-        found = actions.verify(folder)
-        failed += bool(found)
-        print(f"{folder.name}: {'the results differ' if found else 'the same results'}", flush=True)
-        for line in found:
-            print(f"  {line}")
-    return int(failed > 0)
+    return int(_num_failed(folders, actions.verify, "the results differ", "the same results") > 0)
 
 
 def _check(folders: Sequence[Folder]) -> int:
-    failed = 0
-    for folder in folders:
-        found = actions.check(folder)
-        failed += bool(found)
-        print(f"{folder.name}: {'FAILED' if found else 'ok'}", flush=True)
-        for line in found:
-            print(f"  {line}")
+    failed = _num_failed(folders, actions.check, "FAILED", "ok")
     print(f"{len(folders) - failed} of {len(folders)} figures follow from their results")
     return int(failed > 0)
+
+
+def _num_failed(folders: Sequence[Folder], look: Callable[[Folder], Sequence[str]], bad: str, good: str) -> int:
+    """Folders in which `look` found something; each is said, with what was found, as soon as it is known."""
+    failed = 0
+    for folder in folders:
+        found = look(folder)
+        failed += bool(found)
+        print(f"{folder.name}: {bad if found else good}", flush=True)
+        for line in found:
+            print(f"  {line}")
+    return failed
 
 
 if __name__ == "__main__":
