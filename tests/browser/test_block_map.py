@@ -62,6 +62,20 @@ def test_a_saved_page_plays_and_answers(page, run, tmp_path, artifacts):
     assert page.console_log.errors == []
 
 
+def test_no_key_is_lost_while_a_frame_takes_long(page, run, tmp_path):
+    """Each key steps on from the step that the last one led to, painted or not, whichever of the linked sliders hears it."""
+    open_page(page, save_page([block_map(run, step=10), timeline(run)], tmp_path / "page.html", "a run"))
+    page.evaluate("() => { window.late = []; window.paintLater = window.requestAnimationFrame;"
+                  " window.requestAnimationFrame = f => window.late.push(f); }")  # fmt: skip
+    for slider, key in ((0, "ArrowRight"), (0, "ArrowRight"), (1, "ArrowRight"), (1, "ArrowLeft"), (0, "ArrowLeft"), (0, "ArrowLeft"),
+                        (0, "ArrowLeft")):  # fmt: skip
+        page.locator(".kvlab-range").nth(slider).focus()
+        page.keyboard.press(key)
+    assert page.evaluate("[...document.querySelectorAll('.kvlab-widget')].map(w => w.kvlab.cursor.step)") == [9, 9]
+    page.evaluate("() => { window.requestAnimationFrame = window.paintLater; for (const f of window.late) f(performance.now()); }")
+    page.wait_for_function("() => [...document.querySelectorAll('.kvlab-step')].every(s => s.textContent.startsWith('step 9 '))")
+
+
 def test_every_step_in_the_browser_is_that_of_python(page, run, tmp_path):
     blocks = block_map(run)
     open_page(page, blocks.save_html(tmp_path / "map.html"))

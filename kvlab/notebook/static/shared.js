@@ -148,6 +148,7 @@ class Cursor {
     this.numSteps = numSteps;
     this.onStep = onStep;
     this.touched = 0;
+    this.followers = []; // told of a step at once; what is drawn of it comes with the next frame
     const buses = globalThis.__kvlabBuses ??= new Map();
     const channel = model.get("channel") || Symbol("alone");
     if (!buses.has(channel)) buses.set(channel, new EventTarget());
@@ -161,7 +162,12 @@ class Cursor {
 
   clip(step) { return Math.max(0, Math.min(Math.round(step), this.numSteps - 1)); }
 
-  _show(step) { if (step !== this.step) { this.step = step; this.onStep(step); } }
+  _show(step) {
+    if (step === this.step) return;
+    this.step = step;
+    for (const follow of this.followers) follow(step);
+    this.onStep(step);
+  }
 
   _take(step) {
     this.touched = performance.now();
@@ -191,7 +197,7 @@ function scrubber(cursor, label) {
   const play = h("button", { class: "kvlab-play", type: "button", title: "play or pause (space)", "aria-label": "play", onclick: toggle });
   const range = h("input", {
     type: "range", min: 0, max: Math.max(0, cursor.numSteps - 1), step: 1, value: cursor.step, "aria-label": "step", class: "kvlab-range",
-    "data-lm-suppress-shortcuts": "true", oninput: () => { const to = +range.value; pause(); cursor.go(to); },
+    "data-lm-suppress-shortcuts": "true", oninput: () => { cursor.go(+range.value); pause(); },
     onkeydown: event => { if (event.key === " ") { event.preventDefault(); event.stopPropagation(); toggle(); } },
   });
   const choice = h("select", { class: "kvlab-speed", "aria-label": "steps a second", "data-lm-suppress-shortcuts": "true",
@@ -225,6 +231,7 @@ function scrubber(cursor, label) {
     range.value = cursor.step;
     text.textContent = label(cursor.step);
   }
+  cursor.followers.push(step => { range.value = step; }); // a second key within a frame starts from where the first one led
   update();
   return { node, update, pause, range };
 }
