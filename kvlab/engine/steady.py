@@ -59,6 +59,7 @@ class Lanes:
 
     def __init__(self, kv: KVCacheManager, is_allowed: bool) -> None:
         self._kv = kv
+        self._buffer: Ints = np.empty(0, dtype=np.int64)
         self._is_allowed = is_allowed and kv.regions is None and kv.compression.lossless and kv.compression.attention_window is None
         self._clear()
 
@@ -74,7 +75,7 @@ class Lanes:
         self._short: dict[int, tuple[list[int], list[Sequence]]] = {}  # by phase: lanes that need a block, and their sequences
         self._next_end = 0
         self._end_ids: tuple[int, ...] = ()
-        self._rows: Ints = np.zeros((NUM_ROWS, 0), dtype=np.int64)  # tokens that sequences have not been given
+        self._rows = self._blank_rows(0)  # tokens that sequences have not been given
         self._times: list[float] = []  # when they came
         self._given: Ints = np.zeros(0, dtype=np.int64)  # rows that a lane's sequence has been given nevertheless
         self._untold: list[int] = []  # lanes whose tables may hold what the runner does not know
@@ -82,6 +83,12 @@ class Lanes:
 
     def __len__(self) -> int:
         return len(self.groups)
+
+    def _blank_rows(self, num_lanes: int) -> Ints:
+        """[NUM_ROWS, num_lanes], its content whatever was there. One buffer for all: memory fresh from the system costs a fault a page."""
+        if self._buffer.size < NUM_ROWS * num_lanes:
+            self._buffer = np.empty(2 * NUM_ROWS * num_lanes, dtype=np.int64)
+        return self._buffer[: NUM_ROWS * num_lanes].reshape(NUM_ROWS, num_lanes)
 
     # ------------------------------------------------------------ coming and going
 
@@ -123,7 +130,7 @@ class Lanes:
         self._phase = -self._first % size
         self.ids = np.concatenate((self.ids, np.array([seq.tokens[-1] for seq in seqs])))
         self._given = np.zeros(len(self._first), dtype=np.int64)
-        self._rows = np.zeros((NUM_ROWS, len(self._first)), dtype=np.int64)
+        self._rows = self._blank_rows(len(self._first))
         self.offset = 0
         self.num_ctx += int(first.sum())
         self.num_blocks += sum(group.num_blocks for group in groups)
@@ -162,9 +169,9 @@ class Lanes:
         stays[lanes] = False
         for name in ("_first", "_last", "_phase", "_given", "ids"):
             setattr(self, name, getattr(self, name)[stays])
-        num = len(self._times)
-        rows, self._rows = self._rows, np.zeros((NUM_ROWS, len(self._first)), dtype=np.int64)
-        self._rows[:num] = rows[:num, stays]
+        rows = self._rows[: len(self._times), stays]
+        self._rows = self._blank_rows(len(self._first))
+        self._rows[: len(rows)] = rows
         places = (np.cumsum(stays) - 1).tolist()
         self._untold = [places[lane] for lane in self._untold if stays[lane]]
         self.groups = list(compress(self.groups, stays))
