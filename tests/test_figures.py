@@ -226,17 +226,61 @@ def test_a_damaged_or_missing_manifest_is_named(copied: Folder, capsys: pytest.C
     assert "nothing says where results.parquet comes from" in capsys.readouterr().err
 
 
-def test_a_manifest_edited_by_hand_fails_the_check(copied: Folder) -> None:
+def another(value: Any) -> Any:
+    """A value of the same kind that is not this one."""
+    if isinstance(value, dict):
+        return {**value, "one more": 1}
+    if isinstance(value, list):
+        return [*value, 1]
+    return not value if isinstance(value, bool) else value + 1 if isinstance(value, (int, float)) else f"{value}."
+
+
+@pytest.mark.parametrize("field", json.loads((EXPERIMENTS / "kernel_latency" / "manifest.json").read_text()))
+def test_each_field_of_a_manifest_that_was_edited_by_hand_is_named(copied: Folder, field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Changed and taken away: `draw` and `check` refuse; nothing is overwritten."""
+    path, before = copied.path / "manifest.json", manifest.read(copied)
+    changed, gone = {**before, field: another(before[field])}, {name: value for name, value in before.items() if name != field}
+    for spoilt, named in ((changed, "one more" if field == manifest.CHECKSUMS else field), (gone, field)):
+        path.write_text(json.dumps(spoilt, indent=1) + "\n")
+        now = content(copied)
+        told = f"manifest.json: {named} is not what was written there: edited by hand? Nothing was overwritten. Restore it (git checkout"
+        if "results" not in spoilt:
+            told = "manifest.json is damaged: it has no 'results'."
+        assert main(["draw", "kernel_latency", "--root", str(copied.path.parent)]) == 2
+        assert told in capsys.readouterr().err
+        assert main(["check", "--root", str(copied.path.parent)]) == 1
+        assert told in capsys.readouterr().out
+        assert content(copied) == now
+    assert main(["list", "--root", str(copied.path.parent)]) == 0
+    assert "(its manifest is damaged: see check)" in capsys.readouterr().out
+
+
+def test_a_manifest_is_checked_by_what_it_says_not_by_how_it_is_written(copied: Folder) -> None:
+    """Other spaces and another order are no edit; a number inside a nested field is."""
+    path, before = copied.path / "manifest.json", manifest.read(copied)
+    path.write_text(json.dumps(dict(reversed(before.items())), indent=4))
+    assert manifest.read(copied) == before
+    path.write_text(json.dumps({**before, "results": {**before["results"], "rows": 13}, "by": "me"}))
+    with pytest.raises(UserError, match="manifest.json: results, by is not what was written there"):
+        manifest.read(copied)
+
+
+def test_a_new_runs_manifest_has_its_checksums(copied: Folder) -> None:
+    (copied.path / "manifest.json").unlink()
+    (copied.path / "results.parquet").unlink()
+    actions.run(copied)
+    assert manifest.differences(copied, copied.spec()) == []
+    assert set(manifest.read(copied)) == set(manifest.read(load("kernel_latency")))
+
+
+def test_another_figures_manifest_fails_the_check(copied: Folder) -> None:
     path, before = copied.path / "manifest.json", manifest.read(copied)
     for change, say in (
         ({"number": "F7"}, "the manifest says number = 'F7', which is 'F6'"),
         ({"figure": "layouts"}, "the manifest says figure = 'layouts', which is 'kernel_latency'"),
     ):
-        path.write_text(json.dumps({**before, **change}))
+        path.write_text(json.dumps(manifest.sealed({**before, **change})))
         assert manifest.differences(copied, copied.spec()) == [say]
-    path.write_text(json.dumps({key: value for key, value in before.items() if key not in ("seeds", "date")}))
-    (told,) = manifest.differences(copied, copied.spec())
-    assert told.startswith("the manifest lacks date, seeds: edited by hand? Restore it (git checkout ")
 
 
 def test_a_sweep_or_measuring_code_that_changed_after_the_results_fails_the_check(copied: Folder) -> None:

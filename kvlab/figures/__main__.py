@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvlab.figures import actions, manifest
-from kvlab.figures.spec import Folder, load, names
+from kvlab.figures.spec import MANIFEST, Folder, load, names
 from kvlab.types import KvlabError, UserError
 from kvlab.types.piping import exit_code
 
@@ -67,7 +67,7 @@ def _list(root: Path | None) -> int:
             made = manifest.read(folder)
             state = f"{made['results']['rows']} rows, {made['date'][:10]}, {made['seconds']:.0f} s"
         except UserError:
-            state = "no results"
+            state = "its manifest is damaged: see check" if (folder.path / MANIFEST).exists() else "no results"
         print(f"{spec.number:<4} {name:<20} {spec.title} ({state})")
     return 0
 

@@ -22,10 +22,8 @@ from kvlab.trace.run_folder import environment
 from kvlab.trace.store import disk_error
 from kvlab.types import UserError
 
-FIELDS = (
-    "figure", "number", "date", "seconds", "points", "device", "seeds", "results", "config_hash", "kvlab", "python", "versions", "config",
-)  # fmt: skip
-"""What every manifest has."""
+CHECKSUMS = "checksums"
+"""The field of a manifest that holds the checksum of each other one."""
 PACKAGES = ("matplotlib", "pyyaml")
 """Looked up besides those of a run's env.json."""
 
@@ -64,6 +62,27 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with the checksum of each of its fields: 16 hex digits over the field as JSON without spaces, keys in order.
+
+    They tell what was edited by hand; who edits them too is not found out.
+    """
+    content = json.loads(json.dumps({name: value for name, value in manifest.items() if name != CHECKSUMS}))
+    return {**content, CHECKSUMS: {name: _checksum(value) for name, value in content.items()}}
+
+
+def edited(manifest: Mapping[str, Any]) -> list[str]:
+    """Fields that are not what their checksum says: changed, gone, or added."""
+    known, now = manifest.get(CHECKSUMS), sealed(manifest)[CHECKSUMS]
+    if not isinstance(known, Mapping):
+        return [CHECKSUMS]
+    return [name for name in {**now, **known} if known.get(name) != now.get(name)]
+
+
+def _checksum(value: Any) -> str:
+    return sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())[:16]
+
+
 def make(folder: Folder, spec: FigureSpec, produced: Produced, results: bytes) -> dict[str, Any]:
     """The manifest of new results."""
     env = environment(produced.device)
@@ -71,17 +90,17 @@ def make(folder: Folder, spec: FigureSpec, produced: Produced, results: bytes) -
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    return {
+    return sealed({
         "figure": folder.name, "number": spec.number, "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(produced.seconds, 1), "points": produced.num_points, "device": produced.device, "seeds": produced.seeds,
         "results": {"sha256": sha256(results), "rows": len(produced.frame), "columns": list(produced.frame.columns)},
         "config_hash": config_hash(folder, spec), "kvlab": __version__, "git_commit": env["git_commit"], "git_dirty": env["git_dirty"],
         "python": env["python"], "platform": env["platform"], "cpu": env["cpu"], "versions": versions, "config": resolved(folder),
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def read(folder: Folder) -> dict[str, Any]:
-    """The committed manifest. UserError where there is none, or it is damaged."""
+    """The committed manifest. UserError where there is none, it is damaged, or a field is not what was written (edited by hand)."""
     path = folder.path / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -92,6 +111,9 @@ def read(folder: Folder) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: {error}. Restore it (git checkout {path}).") from error
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
         raise UserError(f"{path} is damaged: it has no 'results'. Restore it (git checkout {path}).")
+    if changed := edited(content):
+        told = "is not what was written there: edited by hand? Nothing was overwritten."
+        raise UserError(f"{path}: {', '.join(changed)} {told} Restore it (git checkout {path}).")
     return content
 
 
@@ -117,7 +139,7 @@ def read_results(folder: Folder) -> pd.DataFrame:
 def differences(folder: Folder, spec: FigureSpec) -> list[str]:
     """Why the manifest does not fit the folder any more; empty: it does. Keys that are new in the configuration don't count."""
     manifest = read(folder)
-    found = _inconsistent(manifest, folder, spec)
+    found = _foreign(manifest, folder, spec)
     if manifest.get("config_hash") != config_hash(folder, spec):
         hashes = f"hash {config_hash(folder, spec)}, manifest {manifest.get('config_hash')}"
         found.append(f"sweep.yaml or the measuring code of figure.py changed after the results were made ({hashes})")
@@ -130,13 +152,11 @@ def differences(folder: Folder, spec: FigureSpec) -> list[str]:
     return found
 
 
-def _inconsistent(manifest: Mapping[str, Any], folder: Folder, spec: FigureSpec) -> list[str]:
-    """Fields of a manifest that are gone, or that the figure contradicts: it was edited, or is another figure's."""
-    gone = [name for name in FIELDS if name not in manifest]
-    found = [f"the manifest lacks {', '.join(gone)}: edited by hand? Restore it (git checkout {folder.path / MANIFEST})"] if gone else []
+def _foreign(manifest: Mapping[str, Any], folder: Folder, spec: FigureSpec) -> list[str]:
+    """What a manifest says that the figure contradicts: it is another figure's."""
     facts = {"figure": folder.name, "number": spec.number}
-    wrong = {name: value for name, value in facts.items() if name not in gone and manifest[name] != value}
-    return found + [f"the manifest says {name} = {manifest[name]!r}, which is {value!r}" for name, value in wrong.items()]
+    wrong = {name: value for name, value in facts.items() if manifest.get(name) != value}
+    return [f"the manifest says {name} = {manifest.get(name)!r}, which is {value!r}" for name, value in wrong.items()]
 
 
 def _drift(recorded: Any, today: Any, where: str) -> list[str]:
