@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from kvlab.results import Run
+from kvlab.sharing import Bound, evicted_too_early, unlimited
 from kvlab.types import UserError
 
 BLOCKS, BATCH, TOKENS, ARRIVALS, QUEUES, OTHER = "blocks", "batch", "tokens", "arrivals", "batching", "admission"
@@ -79,13 +80,14 @@ class Explanation:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        return f"{self.text}\n\n{self.table.to_string(index=False)}" if len(self.table) else self.text
+        table = self.table.to_string(index=False, na_rep="unknown") if len(self.table) else ""
+        return f"{self.text}\n\n{table}".rstrip()
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         items = "".join(f"<li>{html.escape(str(advice))}</li>" for advice in self.advice)
-        table = self.table.to_html(index=False, border=0, escape=True) if len(self.table) else ""
+        table = self.table.to_html(index=False, border=0, escape=True, na_rep="unknown") if len(self.table) else ""
         words = f"<p><b>{html.escape(self.name)}</b>. {html.escape(' '.join(self.sentences))}</p>"
         return words + (f"<ul>{items}</ul>" if items else "") + table
 
@@ -277,40 +279,46 @@ class _Reader:
         lost = int(self.requests["num_shareable_tokens_lost"].sum())
         self._row("prefix cache hit rate", 100 * hits / queries, "% of prompt tokens", "prefix_cache_hits, prefix_cache_queries")
         self._row("shared, but not in full blocks", 100 * lost / queries, "% of prompt tokens", "num_shareable_tokens_lost")
-        words = (f"{_percent(hits / queries)} of the prompt tokens came from the prefix cache; {_percent(lost / queries)} more were there, "
-                 "but not in full blocks")  # fmt: skip
-        again, has_events = self._evicted_too_early()
-        size = self.config.get("block_size")
-        if not has_events:
-            words += "; what eviction lost is unknown (record.blocks=true records it)"
-        elif _is_whole(size):
-            share = min(1.0, again * size / queries)
-            self._row("evicted, then computed again", again, "blocks", "block events: evict, publish")
-            words += f"; {again:,} blocks were computed again after their eviction, at most {_percent(share)} more of the prompt tokens"
-            if share >= WORTH:
-                gain = f"at most {_percent(share)} more of the prompt tokens from the cache: blocks that had been evicted"
-                self.advice.append(Advice("more KV blocks, or another eviction policy", gain, share))
-        self.sentences.append(words + ".")
+        bound, why = self._unlimited()
+        found, source = (np.nan, why) if bound is None else (bound.possible / bound.asked, "block events: publish")
+        self._row("an unlimited cache would have found", 100 * found, "% of prompt tokens", source)
+        of = "" if bound is None else f" (an unlimited one would have found {_percent(found)})"
+        self.sentences.append(f"{_percent(hits / queries)} of the prompt tokens came from the prefix cache{of}; {_percent(lost / queries)} "
+                              f"more were there, but not in full blocks; {self._missed(bound, why, queries)}.")  # fmt: skip
         if lost / queries >= WORTH:
             gain = f"at most {_percent(lost / queries)} more of the prompt tokens from the cache"
             knob = "a smaller block_size (or prefix_cache=radix prefix_cache.partial_block_copy=true)"
             self.advice.append(Advice(knob, gain, lost / queries))
 
-    def _evicted_too_early(self) -> tuple[int, bool]:
-        """Blocks published again after the same content had been evicted; whether block events were recorded."""
-        blocks = self.run.blocks()
-        if blocks.empty:
-            return 0, False
-        gone: set[str] = set()
-        again = 0
-        moves = blocks[(blocks["tier"] == "gpu") & blocks["kind"].isin(("evict", "publish")) & (blocks["content"] != "")]
-        for kind, content in zip(moves["kind"], moves["content"], strict=True):
-            if kind == "evict":
-                gone.add(content)
-            elif content in gone:
-                gone.discard(content)
-                again += 1
-        return again, True
+    def _unlimited(self) -> tuple[Bound | None, str]:
+        """What a cache without a limit would have found, or why that is unknown."""
+        size, policy = self.config.get("block_size"), self.config.get("prefix_cache")
+        if not _is_whole(size):
+            return None, "no block_size"
+        if isinstance(policy, Mapping) and policy.get("partial_block_copy"):
+            return None, "parts of blocks were found too"
+        return unlimited(self.requests, self.run.blocks(), size)
+
+    def _missed(self, bound: Bound | None, why: str, queries: int) -> str:
+        """What was lost to eviction, and to requests that ran side by side."""
+        size, blocks = self.config.get("block_size"), self.run.blocks()
+        if blocks.empty or not _is_whole(size):
+            return f"what eviction lost, and what an unlimited cache would have found, is unknown ({why})"
+        again = evicted_too_early(blocks)
+        share = min(again * size / queries, 1.0 if bound is None else max(0.0, bound.missed))
+        self._row("evicted, then computed again", again, "blocks", "block events: evict, publish")
+        words = f"{again:,} blocks were computed again after their eviction, at most {_percent(share)} more of the prompt tokens"
+        if share >= WORTH:
+            gain = f"at most {_percent(share)} more of the prompt tokens from the cache: blocks that had been evicted"
+            self.advice.append(Advice("more KV blocks, or another eviction policy", gain, share))
+        if bound is None:
+            return f"{words}; what an unlimited cache would have found is unknown ({why})"
+        early = bound.missed - share
+        if early < WORTH:
+            return words
+        gain = f"at most {_percent(early)} more of the prompt tokens from the cache; fewer run at once"
+        self.advice.append(Advice("requests that begin alike one after the other (a lower max_num_seqs)", gain, early))
+        return f"{words}; {_percent(early)} were asked for before they had been computed, by requests side by side"
 
     def _mean(self, column: str) -> float:
         """Mean over the time in steps."""
@@ -320,6 +328,11 @@ class _Reader:
 
 def _is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _copies_parts(config: Mapping[str, Any]) -> bool:
+    policy = config.get("prefix_cache")
+    return isinstance(policy, Mapping) and bool(policy.get("partial_block_copy"))
 
 
 def _percent(share: float) -> str:

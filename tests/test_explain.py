@@ -117,6 +117,53 @@ def test_blocks_computed_again_after_their_eviction_are_counted():
     assert "record.blocks=true" in kvlab.explain(made(block_size=4)).text
 
 
+def test_an_unlimited_cache_by_hand():
+    def publish(content: str, request_id: str, parent: str = "") -> BlockEvent:
+        return BlockEvent(0, "publish", "gpu", 3, 1, content, request_id, parent)
+
+    def asked(request_id: str, num_prompt_tokens: int, num_cached_tokens: int = 0):
+        computed = num_prompt_tokens - num_cached_tokens
+        return request(request_id, 0.0, (1.0,))._replace(num_prompt_tokens=num_prompt_tokens, num_cached_tokens=num_cached_tokens,
+                                                        num_computed_tokens=computed, num_wasted_tokens=0)  # fmt: skip
+
+    # Blocks of 4. Each may find (tokens - 1) // 4 blocks: a 2 (aa bb), b 2 (aa cc), c 2 (aa bb), d 1 (aa: its last token is computed).
+    rows = (stats(0, 0.0, 1.0, prefix_cache_queries=36, prefix_cache_hits=8),)
+    records = (asked("a", 9), asked("b", 9, 4), asked("c", 10, 4), asked("d", 8))
+    events = (publish("aa", "a"), publish("bb", "a", "aa"), publish("cc", "b", "aa"))
+    found = kvlab.explain(made(rows, records, events, block_size=4))
+    assert value(found, "an unlimited cache would have found") == pytest.approx(100 * 16 / 36, abs=1e-4)  # all but aa, bb, cc once
+    assert "(an unlimited one would have found 44 %)" in found.text
+    assert "22 % were asked for before they had been computed" in found.text  # nothing was evicted
+    assert [a.knob for a in found.advice] == ["requests that begin alike one after the other (a lower max_num_seqs)"]
+    unknown = (
+        ((), {"block_size": 4}, "record.blocks=true records it"),
+        (events, {}, "no block_size"),
+        (events[1:], {"block_size": 4}, "what came before some of the blocks was not recorded"),
+        (events, {"block_size": 4, "prefix_cache": {"partial_block_copy": True}}, "parts of blocks were found too"),
+        (BLOCKS[:1], {"block_size": 4}, "no block was published"),
+    )
+    for blocks, config, why in unknown:
+        found = kvlab.explain(made(rows, records, blocks, **config))
+        assert f"is unknown ({why})" in found.text
+        assert found.table.set_index("subject").loc["an unlimited cache would have found", "from"] == why
+        assert " unknown % of prompt tokens" in str(found)
+        assert "<td>unknown</td>" in found._repr_html_()
+
+
+@pytest.mark.parametrize("cache", ["hash", "radix"])
+def test_the_unlimited_bound_is_what_a_pool_without_limit_finds(tmp_path, cache):
+    """Requests side by side in a short pool, with preemptions; then one after the other in a long one, where nothing is missed."""
+    common = ("runner=simulated", "model=tiny", "cost_model=cpu", "workload=shared_prefix", "workload.num_requests=30",
+              "workload.arrivals.rate=150", "kv_cache_tokens=null", f"prefix_cache={cache}", "record.blocks=true")  # fmt: skip
+    short = kvlab.run(kvlab.compose(*common, "num_blocks=40"), folder=tmp_path / "short", progress=False)
+    free = kvlab.run(kvlab.compose(*common, "num_blocks=2000", "max_num_seqs=1"), folder=tmp_path / "free", progress=False)
+    assert short.summary["num_preemptions"] > 0
+    bounds = [value(kvlab.explain(run), "an unlimited cache would have found") for run in (short, free)]
+    most = value(kvlab.explain(free), "prefix cache hit rate")
+    assert bounds == [most, most]
+    assert value(kvlab.explain(short), "prefix cache hit rate") < most - 5
+
+
 def test_unknown_words_of_an_admission_policy_are_its_own_limit():
     found = kvlab.explain(made((stats(0, 0.0, 1.0, admission_blocked_by="moonphase", num_waiting_reqs=2),)))
     assert found.limit == "admission"

@@ -1,0 +1,70 @@
+"""What a prefix cache without a limit would have found in a run's prompts, from the run's block events.
+
+A run does not keep its prompts' tokens, but every full block that was computed is published under a key that stands for all tokens up
+to its end. With room for ever, each such content is computed once, by whoever publishes it first, and found by all who come after it:
+what `kvlab.replay` finds in the same prompts, served in that order, with as many blocks as it likes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+
+class Bound(NamedTuple):
+    """Prompt tokens of the requests that ended: all, those found in the cache, those that one without a limit would have found."""
+
+    asked: int
+    found: int
+    possible: int
+
+    @property
+    def missed(self) -> float:
+        """Share of the prompt tokens that it would have found and this cache did not."""
+        return (self.possible - self.found) / self.asked
+
+
+def unlimited(requests: pd.DataFrame, blocks: pd.DataFrame, block_size: int) -> tuple[Bound | None, str]:
+    """The bound; or None, and why it is not known.
+
+    As in the engine only full blocks are found, at most `num_prompt_tokens - 1` tokens of a prompt. A prompt that was computed in part
+    (its request ended before) counts as far as that.
+
+    Args:
+        requests, blocks: frames of a run (`kvlab.trace.schema`).
+    """
+    served = requests[requests["first_scheduled_s"].notna()]
+    if blocks.empty:
+        return None, "record.blocks=true records it"
+    published = blocks[(blocks["kind"] == "publish") & (blocks["tier"] == "gpu")].drop_duplicates("content")
+    if published.empty or served.empty:
+        return None, "no block was published" if published.empty else "no request that ended was recorded"
+    if published["parent"].isna().any():
+        return None, "recorded by an older version, which did not keep what follows what"
+    computed = served["num_cached_tokens"] + served["num_computed_tokens"] - served["num_wasted_tokens"]
+    num_blocks = np.minimum(served["num_prompt_tokens"] - 1, computed) // block_size
+    most = dict(zip(served["request_id"], num_blocks, strict=True))
+    depth, num_first = dict[str, int](), 0
+    for content, parent, request_id in zip(published["content"], published["parent"], published["request_id"], strict=True):
+        if parent and parent not in depth:
+            return None, "what came before some of the blocks was not recorded"
+        depth[content] = depth[parent] + 1 if parent else 0
+        num_first += depth[content] < most.get(request_id, 0)
+    possible = block_size * (int(num_blocks.sum()) - num_first)
+    return Bound(int(served["num_prompt_tokens"].sum()), int(served["num_cached_tokens"].sum()), possible), ""
+
+
+def evicted_too_early(blocks: pd.DataFrame) -> int:
+    """Blocks published again after the same content had been evicted."""
+    gone: set[str] = set()
+    again = 0
+    moves = blocks[(blocks["tier"] == "gpu") & blocks["kind"].isin(("evict", "publish")) & (blocks["content"] != "")]
+    for kind, content in zip(moves["kind"], moves["content"], strict=True):
+        if kind == "evict":
+            gone.add(content)
+        elif content in gone:
+            gone.discard(content)
+            again += 1
+    return again
