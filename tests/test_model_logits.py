@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from model_support import PagedRun, hf_llama, our_llama, random_weights
 
+from kvlab.kernels.torch_backend import TorchBackend
 from kvlab.model import LlamaConfig, RopeScaling
 
 BASE = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 112, "num_layers": 3, "max_position_embeddings": 512}
@@ -67,6 +70,28 @@ def test_float32_error_is_at_most_twice_that_of_transformers(case) -> None:
         assert logits.dtype == torch.float32
         error = float((logits.double() - truth[POSITIONS[way]]).abs().max())
         assert error <= 2 * their_error, f"{way}: {error:.2e} against {their_error:.2e}"
+
+
+class Norms(TorchBackend):
+    """Counts the norms asked of it."""
+
+    def rms_norm(self, *args: Any) -> torch.Tensor:
+        self.paths["alone"] += 1
+        return super().rms_norm(*args)
+
+    def add_rms_norm(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.paths["with the sum"] += 1
+        return super().add_rms_norm(*args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_every_norm_is_the_backends_and_has_the_sum_in_it(dtype: torch.dtype) -> None:
+    """3 layers: the first norm has no sum before it, the last is the one before the logits."""
+    config = CONFIGS["gqa3_tied"]
+    run = PagedRun(our_llama(config, {k: v.to(dtype) for k, v in random_weights(config, seed=3).items()}, dtype))
+    run.backend, run.tables = Norms(), {0: [5]}
+    run.step({0: [1, 2, 3]})
+    assert run.backend.paths == {"alone": 1, "with the sum": 2 * config.num_layers}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -30,12 +30,15 @@ class Linear:
             return result
         return F.linear(x, self.weight, self.bias)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether the weight is packed: `add_to` works then."""
+        return self._packed is not None
+
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """residual + x W^T + b, [T, out]; the sum is part of the product where the weight is packed. `residual` may be overwritten."""
-        if self._packed is not None:
-            result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self.bias, "add")
-            return result
-        return residual.add_(F.linear(x, self.weight, self.bias))
+        """residual + x W^T + b, [T, out], of a packed weight: the sum is part of the product. `residual` may be overwritten."""
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self.bias, "add")
+        return result
 
     def pack(self) -> None:
         """Pack the weight if oneDNN can and it pays (float32 on an x86 CPU); `weight` is empty afterwards, to hold it only once."""

@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 
 from kvlab.kernels.interface import AttentionMetadata, Backend, LayerCache
-from kvlab.kernels.norm import rms_norm
 from kvlab.model.config import LlamaConfig
 from kvlab.model.linear import Linear
 from kvlab.model.parallel import Shard, embed, rank_config
@@ -76,24 +75,24 @@ class Llama:
             kv: KV tensors on the same device. meta: where each sequence's tokens lie; decodes first.
 
         Returns:
-            Hidden states [T, E] before the final norm, for `logits`.
+            Hidden states [T, E] after the final norm, for `logits`.
         """
         shard = self._shard
         hidden_TE = self.embed_VE[token_ids_T] if shard is None else embed(self.embed_VE, token_ids_T, shard)
         cos_T1D, sin_T1D = self._rotary[positions_T].unbind(1)
-        eps = self.config.rms_norm_eps
-        for index, layer in enumerate(self.layers):
-            normed_TE = backend.rms_norm(hidden_TE, layer.input_norm, eps)
+        normed_TE = backend.rms_norm(hidden_TE, self.layers[0].input_norm, self.config.rms_norm_eps)
+        next_norms = [*[layer.input_norm for layer in self.layers[1:]], self.final_norm]
+        for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
             attended_TE = self._attention(layer, index, normed_TE, cos_T1D, sin_T1D, kv, meta, backend)
-            hidden_TE = _add(hidden_TE, layer.o, attended_TE, shard)
-            gate_up_T2F = layer.gate_up(backend.rms_norm(hidden_TE, layer.post_norm, eps))
-            hidden_TE = _add(hidden_TE, layer.down, backend.silu_and_mul(gate_up_T2F), shard)
-        return hidden_TE
+            normed_TE, hidden_TE = self._add_and_norm(hidden_TE, layer.o, attended_TE, layer.post_norm, backend)
+            inner_TF = backend.silu_and_mul(layer.gate_up(normed_TE))
+            normed_TE, hidden_TE = self._add_and_norm(hidden_TE, layer.down, inner_TF, next_norm, backend)
+        return normed_TE
 
     @torch.inference_mode()
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         """Logits [S, V] of the asked rows of `forward`'s result; float32 for half types, else the model's dtype."""
-        logits_SV = self.lm_head(rms_norm(hidden_SE, self.final_norm, self.config.rms_norm_eps))
+        logits_SV = self.lm_head(hidden_SE)
         if self._shard is not None:
             logits_SV = self._shard.comm.all_gather(logits_SV)[:, : self._vocab_size]
         return logits_SV.float() if logits_SV.dtype.itemsize < 4 else logits_SV
@@ -114,6 +113,16 @@ class Llama:
         backend.write_kv(k_TKD, v_TKD, cache, meta)
         return backend.attention(q_THD, cache, meta, self._scale).flatten(1)
 
+    def _add_and_norm(self, hidden_TE: torch.Tensor, linear: Linear, x_TF: torch.Tensor, norm_E: torch.Tensor,
+                      backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """(norm of the sum, sum) of hidden + linear(x), of which each rank has a part; the sum takes hidden's place. It is made within the
+        product where the weight is packed, else within the norm."""
+        if linear.is_packed and self._shard is None:
+            hidden_TE = linear.add_to(hidden_TE, x_TF)
+            return backend.rms_norm(hidden_TE, norm_E, self.config.rms_norm_eps), hidden_TE
+        added_TE = linear(x_TF) if self._shard is None else self._shard.comm.all_reduce(linear(x_TF))
+        return backend.add_rms_norm(added_TE, hidden_TE, norm_E, self.config.rms_norm_eps)
+
 
 def _layer(config: LlamaConfig, get: GetTensor, prefix: str) -> Layer:
     def linear(has_bias: bool, *names: str) -> Linear:
@@ -129,13 +138,6 @@ def _layer(config: LlamaConfig, get: GetTensor, prefix: str) -> Layer:
         gate_up=linear(config.mlp_bias, "mlp.gate_proj", "mlp.up_proj"),
         down=linear(config.mlp_bias, "mlp.down_proj"),
     )
-
-
-def _add(hidden_TE: torch.Tensor, linear: Linear, x_TF: torch.Tensor, shard: Shard | None) -> torch.Tensor:
-    """hidden + linear(x), of which each rank has a part."""
-    if shard is None:
-        return linear.add_to(hidden_TE, x_TF)
-    return hidden_TE.add_(shard.comm.all_reduce(linear(x_TF)))
 
 
 def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:
