@@ -339,7 +339,7 @@ def test_a_killed_worker_costs_its_own_point_only(tmp_path: Path) -> None:
         del os.environ["KVLAB_TEST_PARENT"]
     assert [run.state for run in runs] == ["finished", "failed", "finished", "finished"]
     assert "Its process ended without a word (signal 9, SIGKILL). Often that is the system's out-of-memory killer" in str(runs[1].error)
-    assert len({run.status["pid"] for run in runs if run.state == "finished"} - {os.getpid()}) >= 2
+    assert os.getpid() not in {run.status["pid"] for run in runs}  # (one quick worker may have done all the others)
 
 
 def test_settings_that_make_no_sense_are_refused_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

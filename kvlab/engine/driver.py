@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from kvlab.engine.collecting import collecting_seldom
 from kvlab.engine.engine import Engine
 from kvlab.types import MissingOracle, Request, RequestRecord, UserError
 
@@ -40,6 +41,7 @@ class Progress(NamedTuple):
     now_s: float
 
 
+@collecting_seldom()
 def drive(engine: Engine, workload: RequestSource, on_progress: Callable[[Progress], None] | None = None,
           on_refused: str = "record") -> None:  # fmt: skip
     """Serve a started workload until it is exhausted.

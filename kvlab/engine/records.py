@@ -23,8 +23,9 @@ class StatsMaker:
     def make(self, plan: Plan, counts: StepCounts, end_s: float, schedule_s: float, execute_s: float, commit_s: float) -> StepStats:
         """Counts of this step; state of pools and queues after it."""
         scheduler, pool, cpu = self._scheduler, self._kv.pool, self._kv.cpu_pool
-        num_seqs, num_ctx, wasted, saved, reserved = self._occupancy()
-        unplaceable = pool.num_free - self._kv.layout.largest_region(pool.free)
+        num_free, num_held, num_pinned = pool.num_free, pool.num_held, pool.num_pinned
+        num_seqs, num_ctx, wasted, saved, reserved = self._occupancy(num_held)
+        unplaceable = num_free - self._kv.layout.largest_region(pool.free)
         evicted, self._num_evicted = pool.num_evicted - self._num_evicted, pool.num_evicted
         relocated, self._num_relocated = self._kv.num_relocated - self._num_relocated, self._kv.num_relocated
         work = step_work(plan)
@@ -39,14 +40,14 @@ class StatsMaker:
         return StepStats(
             plan.step, plan.now_s, len(scheduler.running), len(scheduler.waiting), len(scheduler.swapped), num_seqs, num_ctx,
             counts.generation, counts.prompt_computed, counts.output, work.num_seqs, work.num_decode_seqs, work.num_kv_tokens_read,
-            work.num_attention_pairs, pool.num_blocks, pool.num_used, pool.num_evictable, pool.num_free,
-            reserved, unplaceable, cpu.num_blocks, cpu.num_used, wasted, queries, hits, again_queries, again_hits, len(plan.preempted),
-            evicted, len(plan.swap_in), len(plan.swap_out), len(plan.copies) - relocated, relocated, counts.recomputed,
+            work.num_attention_pairs, pool.num_blocks, num_held + num_pinned, pool.num_blocks - num_free - num_held - num_pinned, num_free,
+            reserved, unplaceable, cpu.num_blocks, cpu.num_used if cpu.num_blocks else 0, wasted, queries, hits, again_queries, again_hits,
+            len(plan.preempted), evicted, len(plan.swap_in), len(plan.swap_out), len(plan.copies) - relocated, relocated, counts.recomputed,
             plan.blocked[0].by if plan.blocked else "", plan.watermark_blocks, saved, schedule_s * 1e3, execute_s * 1e3, commit_s * 1e3,
             end_s,
         )  # fmt: skip
 
-    def _occupancy(self) -> tuple[int, int, int, int, int]:
+    def _occupancy(self, num_blocks_held: int) -> tuple[int, int, int, int, int]:
         """(sequences, tokens with KV in the pool, slots held but not filled, blocks saved by sharing, blocks held but empty), of running
         groups.
 
@@ -70,7 +71,7 @@ class StatsMaker:
                 context, waste, held, empty = self._group_occupancy(group)
                 num_ctx, wasted, num_held, reserved = num_ctx + context, wasted + waste, num_held + held, reserved + empty
         parked = self._kv.parking.num_landing if len(self._kv.parking) else 0  # held, but by no table
-        return num_seqs, num_ctx, wasted, num_held - (self._kv.pool.num_held - parked), reserved
+        return num_seqs, num_ctx, wasted, num_held - (num_blocks_held - parked), reserved
 
     def _group_occupancy(self, group: SequenceGroup) -> tuple[int, int, int, int]:
         """(tokens, unfilled slots, blocks held, blocks without a token) of a group whose sequences share blocks or have regions set

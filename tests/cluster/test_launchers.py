@@ -50,6 +50,32 @@ def grid() -> dict[str, list[Any]]:
     return {"eviction": ["lru", Local], "watermark": [0, 0.1]}
 
 
+def meet(folder: Path, **more: Any) -> None:
+    """Two points run at the same time, in two processes: each waits until the other one has begun."""
+    here = folder / "meeting"
+    here.mkdir()
+
+    class Meets(Lru):
+        """Waits, before its run, for a second process."""
+
+        def __init__(self, place: int) -> None:
+            self.place = place
+            super().__init__()
+
+        def reset(self) -> None:
+            super().reset()
+            (here / str(os.getpid())).touch()
+            end = time.monotonic() + 100
+            while len(list(here.iterdir())) < 2:
+                if time.monotonic() > end:
+                    raise TimeoutError("nobody came")
+                time.sleep(0.05)
+
+    runs = sweep(folder / "meet", {"eviction": [Meets(0), Meets(1)]}, *WORDS, **more)
+    assert [run.state for run in runs] == ["finished"] * 2, [run.error for run in runs]
+    assert {str(run.status["pid"]) for run in runs} <= {p.name for p in here.iterdir()}
+
+
 def frame(runs: Runs) -> pd.DataFrame:
     return runs.frame.drop(columns=HOSTS_OWN)
 
@@ -67,9 +93,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 def test_processes_of_this_machine_give_the_frame_of_one(tmp_path: Path, expected: pd.DataFrame, more: dict[str, Any]) -> None:
     runs = sweep(tmp_path / "s", grid(), *WORDS, **more)
     pd.testing.assert_frame_equal(frame(runs), expected)
-    pids = {run.status["pid"] for run in runs}
-    assert os.getpid() not in pids
-    assert len(pids) >= 2
+    assert os.getpid() not in {run.status["pid"] for run in runs}
+    meet(tmp_path, **more)
     again = sweep(tmp_path / "s", grid(), *WORDS, **more, resume=True)  # nothing is left to do
     assert [run.status["pid"] for run in again] == [run.status["pid"] for run in runs]
 
@@ -183,7 +208,7 @@ def test_two_ray_nodes_give_the_frame_of_one_process(tmp_path: Path, two_nodes: 
     options = {"address": two_nodes, "remote": {"num_cpus": 1}}
     runs = sweep(tmp_path / "s", grid(), *WORDS, launcher="ray", launcher_options=options)
     pd.testing.assert_frame_equal(frame(runs), expected)
-    assert len({run.status["pid"] for run in runs}) >= 2  # a CPU each: two points at once are on two nodes
+    meet(tmp_path, launcher="ray", launcher_options=options)  # a CPU each: two points at once are on two nodes
 
 
 def test_an_unreachable_ray_is_said_quickly(tmp_path: Path) -> None:
