@@ -85,7 +85,7 @@ def compare(first: Run | str | Path, second: Run | str | Path, seed: int = 0) ->
 
 def remark(run: Run) -> str:
     """What to know of a run that did not end well or can't be read whole: " (killed: steps.parquet is damaged ...)"; else nothing."""
-    odd = [note for note in run.notes if "damaged" in note or "recorded" in note]
+    odd = [note for note in run.notes if any(word in note for word in ("damaged", "missing", "recorded"))]
     if run.state == "finished" and not odd:
         return ""
     return f" ({': '.join(filter(None, [run.state, '; '.join(filter(None, [run.error, *odd]))]))})"

@@ -144,7 +144,7 @@ class _Reader:
         if self.run.state != "finished":
             error = f" ({self.run.error})" if self.run.error else ""
             self.sentences.append(f"The run is {self.run.state}{error}; this is what it had recorded.")
-        damaged = [note for note in self.run.notes if "damaged" in note]
+        damaged = [note for note in self.run.notes if "damaged" in note or "missing" in note]
         if damaged:
             self.sentences.append(f"Not everything could be read: {'; '.join(damaged)}.")
         if len(self.steps) and self.total_s > 0:
@@ -297,7 +297,8 @@ class _Reader:
             return None, "no block_size"
         if isinstance(policy, Mapping) and policy.get("partial_block_copy"):
             return None, "parts of blocks were found too"
-        return unlimited(self.requests, self.run.blocks(), size)
+        bound, why = unlimited(self.requests, self.run.blocks(), size)
+        return bound, next((note for note in self.run.notes if note.startswith("blocks.")), why)
 
     def _missed(self, bound: Bound | None, why: str, queries: int) -> str:
         """What was lost to eviction, and to requests that ran side by side."""

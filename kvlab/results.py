@@ -17,8 +17,8 @@ from kvlab.shared import Copy, SharedFolder, is_url
 from kvlab.trace.frames import empty_frame
 from kvlab.trace.recorder import Recorder
 from kvlab.trace.run_folder import MARK, is_alive, read_json
-from kvlab.trace.store import PARTS, read_table
-from kvlab.trace.summary import format_summary, summarize
+from kvlab.trace.store import PARTS, read_table, table_paths
+from kvlab.trace.summary import FIGURES, format_summary, summarize
 from kvlab.types import UserError
 
 MARKS = (MARK, PARTS, "status.json", "summary.json", "steps.parquet", "requests.parquet", "steps.jsonl", "requests.jsonl")
@@ -100,7 +100,18 @@ class Run:
                 self._frames[table] = read_table(self.folder, table, self._note)
             else:
                 self._frames[table] = empty_frame(table)
+            self._note_if_missing(table)
         return self._frames[table].copy(deep=False)
+
+    def _note_if_missing(self, table: str) -> None:
+        """A table that was recorded and isn't there any more: its file, or the whole folder, has been removed since."""
+        record = self.config.get("record")
+        if self.folder is None or len(self._frames[table]) or not isinstance(record, Mapping) or record.get(table) is not True:
+            return
+        if not self.folder.is_dir():
+            self._note(f"{table}.parquet is missing: {self.folder} has been removed")
+        elif self.state == "finished" and not table_paths(self.folder, table):
+            self._note(f"{table}.parquet is missing: it has been removed from {self.folder}")
 
     def copied_from(self, copy: Copy, name: str) -> None:
         """Hold on to the copy that this run's folder lies in; `name`: the run's place in it."""
@@ -161,7 +172,7 @@ class Run:
         notes: list[str] = []
         status = _json(folder, "status.json", notes)
         run = cls(
-            name or folder.name, folder=folder, config=_config(folder, notes), summary=_json(folder, "summary.json", notes),
+            name or folder.name, folder=folder, config=_config(folder, notes), summary=_summary(folder, notes),
             status={**status, "state": _state(folder, status)}, env=_json(folder, "env.json", notes), notes=notes,
         )  # fmt: skip
         if not run.summary and run.state not in ("empty", "foreign"):
@@ -360,6 +371,17 @@ def _json(folder: Path, name: str, notes: list[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         notes.append(f"{name} is damaged: {error}")
     return {}
+
+
+def _summary(folder: Path, notes: list[str]) -> dict[str, Any]:
+    """The figures of a run; those that are no numbers are left out."""
+    summary = _json(folder, "summary.json", notes)
+    for figure in FIGURES:
+        value = summary.get(figure.key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            notes.append(f"summary.json is damaged: {figure.key} is {value!r:.40}, no number")
+            del summary[figure.key]
+    return summary
 
 
 def _config(folder: Path, notes: list[str]) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def unlimited(requests: pd.DataFrame, blocks: pd.DataFrame, block_size: int) -> 
     if blocks.empty:
         return None, "record.blocks=true records it"
     published = blocks[(blocks["kind"] == "publish") & (blocks["tier"] == "gpu")].drop_duplicates("content")
-    if published.empty or served.empty:
+    asked = int(served["num_prompt_tokens"].sum())
+    if published.empty or asked <= 0:
         return None, "no block was published" if published.empty else "no request that ended was recorded"
     if published["parent"].isna().any():
         return None, "recorded by an older version, which did not keep what follows what"
@@ -53,7 +54,7 @@ def unlimited(requests: pd.DataFrame, blocks: pd.DataFrame, block_size: int) -> 
         depth[content] = depth[parent] + 1 if parent else 0
         num_first += depth[content] < most.get(request_id, 0)
     possible = block_size * (int(num_blocks.sum()) - num_first)
-    return Bound(int(served["num_prompt_tokens"].sum()), int(served["num_cached_tokens"].sum()), possible), ""
+    return Bound(asked, int(served["num_cached_tokens"].sum()), possible), ""
 
 
 def evicted_too_early(blocks: pd.DataFrame) -> int:

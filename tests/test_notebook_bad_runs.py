@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import pandas as pd
 import pytest
 
 import kvlab
-from kvlab.notebook import block_map, prefix_tree, timeline
+from kvlab.notebook import block_map, prefix_tree, sweep_explorer, timeline
 from kvlab.notebook.explorer_plot import curves
-from kvlab.results import Run
+from kvlab.results import Run, load_runs
 from kvlab.types import UserError
 
 WIDGETS = (block_map, timeline, prefix_tree)
@@ -126,3 +127,114 @@ def test_the_explorers_curves_name_what_is_missing(copied):
         curves(run.steps().drop(columns="watermark_blocks"), run.requests())
     with pytest.raises(UserError, match="no column token_times_s"):
         curves(run.steps(), run.requests().drop(columns="token_times_s"))
+
+
+# ------------------------------------------------- every file x everything that may befall it x every door
+
+FILES = ("steps.parquet", "requests.parquet", "blocks.parquet", "plans.parquet", "config.yaml", "status.json", "summary.json")
+MISHAPS = {
+    "deleted": Path.unlink,
+    "empty": lambda file: file.write_bytes(b""),
+    "torn": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "garbled": lambda file: file.write_bytes(bytes(b ^ 0x5A if i % 97 > 40 else b for i, b in enumerate(file.read_bytes()))),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "of null": lambda file: file.write_text("null"),
+}
+TABLE_MISHAPS = {
+    "no rows": lambda frame: frame.iloc[:0],
+    "other columns": lambda frame: frame.rename(columns=lambda name: f"x_{name}"),
+    "text": lambda frame: frame.assign(**dict.fromkeys(frame, "x")),
+    "null": lambda frame: frame.assign(**dict.fromkeys(frame)),
+    "negative": lambda frame: frame.assign(**{c: -5 for c in frame if pd.api.types.is_integer_dtype(frame[c])}),
+    "huge": lambda frame: frame.assign(**{c: 2**62 for c in frame if pd.api.types.is_integer_dtype(frame[c])}),
+    "infinite": lambda frame: frame.assign(**{c: math.inf for c in frame if pd.api.types.is_numeric_dtype(frame[c])}),
+}
+JSON_MISHAPS = {
+    "other types": '{"state": {"a": 1}, "error": 7, "pid": "x", "num_steps": "x", "mean_ttft_ms": [1], "num_refused": "some"}',
+    "a list": "[1, 2]",
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    config = kvlab.compose("runner=simulated", "model=tiny", "cost_model=cpu", "kv_cache_tokens=null", "workload=synthetic",
+                           "workload.num_requests=3", "workload.arrivals.kind=all_at_once", "workload.arrivals.rate=null",
+                           "workload.prompt_len=20", "workload.output_len=4", "num_blocks=8", "record.blocks=true",
+                           "record.plans=true")  # fmt: skip
+    return kvlab.run(config, folder=tmp_path_factory.mktemp("fuzz") / "small", progress=False).folder
+
+
+@pytest.fixture(scope="module")
+def pinning():
+    explorer = sweep_explorer(workloads={"one": ("workload=synthetic", "workload.num_requests=1")}, num_blocks=64)
+    explorer.toggle_frame()
+    yield explorer
+    explorer.close()
+
+
+def befallen(small: Path, folder: Path, name: str):
+    """(what happened, the folder after it), one mishap after the other."""
+    mishaps = dict(MISHAPS)
+    if name.endswith(".parquet"):
+        whole = pd.read_parquet(small / name)
+        mishaps |= {what: lambda file, change=change: change(whole).to_parquet(file) for what, change in TABLE_MISHAPS.items()}
+    else:
+        mishaps |= {what: lambda file, text=text: file.write_text(text) for what, text in JSON_MISHAPS.items()}
+    for what, befall in mishaps.items():
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(small, folder)
+        befall(folder / name)
+        yield what, folder
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("name", FILES)
+def test_whatever_befalls_a_file_nothing_but_words_comes_of_it(small, tmp_path, pinning, name):
+    for what, folder in befallen(small, tmp_path / "run", name):
+        runs = load_runs(folder)
+        assert len(runs.frame) == len(runs) == 1, what
+        assert repr(runs[0]), what
+        texts = [kvlab.explain(folder).text]
+        for widget in WIDGETS:
+            made = widget(folder)
+            assert made.message or made.num_steps > 0, what
+            assert made.figure().layout.height > 0, what
+            texts += [made.message, *made.meta.get("notes", [])]
+        for pair in ((small, folder), (folder, small)):
+            try:
+                texts.append(str(kvlab.compare(*pair)))
+            except UserError as error:
+                texts.append(str(error))
+        pinning.run = runs[0]
+        pinning.pin()
+        assert len(pinning.frame) == 2, what  # drawn and pinned
+        pinning.clear_pins()
+        assert not any(word in text for text in texts for word in ("Traceback", "KeyError", "ArrowInvalid")), (what, texts)
+
+
+def test_what_is_gone_is_called_missing(copied, small, tmp_path):
+    """A table that was recorded: not "record it again", but where it was."""
+    (copied / "blocks.parquet").unlink()
+    assert block_map(copied).message == f"blocks.parquet is missing: it has been removed from {copied}"
+    assert "blocks.parquet is missing" in kvlab.explain(copied).text
+    gone = Run.load(shutil.copytree(small, tmp_path / "gone"))
+    shutil.rmtree(gone.folder)
+    for widget, table in ((block_map, "blocks"), (timeline, "requests"), (prefix_tree, "blocks")):
+        assert widget(gone).message == f"{table}.parquet is missing: {gone.folder} has been removed"
+    assert "steps.parquet is missing" in kvlab.explain(gone).text
+    assert "steps.parquet is missing" in str(kvlab.compare(small, gone))
+
+
+def test_a_pinned_run_whose_folder_goes_stays_as_it_was(small, tmp_path, pinning):
+    pinning.run = Run.load(shutil.copytree(small, tmp_path / "run"))
+    pinning.pin()
+    drawn = np.asarray(pinning.fig.data[6].y).copy()
+    shutil.rmtree(pinning.run.folder)
+    pinning.run = Run.load(shutil.copytree(small, tmp_path / "other"))
+    (pinning.run.folder / "steps.parquet").unlink()
+    pinning.pin()
+    assert len(pinning.pins) == 2
+    assert np.array_equal(np.asarray(pinning.fig.data[6].y), drawn)
+    assert len(drawn) > 0
+    assert len(pinning.frame) == 3
+    pinning.clear_pins()

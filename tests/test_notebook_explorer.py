@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -155,6 +156,17 @@ def test_a_real_run_shows_progress_and_can_be_stopped(tmp_path, monkeypatch):
         assert 0 < len(explorer.run.steps()) <= 220
         assert len(explorer.fig.data[0].x) == 2 * min(400, len(explorer.run.steps()))
         assert list(Path("runs").rglob("status.json"))
+        label = explorer.setting.label
+        drawn = np.asarray(explorer.fig.data[3].y).copy()
+        explorer.pin()
+        shutil.rmtree("runs")
+        explorer.controls.runner.value = "simulated"
+        assert explorer.wait()
+        pinned = [np.asarray(trace.y) for trace in explorer.fig.data if trace.name == label and trace.visible is not False]
+        assert len(pinned) == 4  # the stopped run stays, though its folder is gone
+        assert np.array_equal(pinned[1], drawn)
+        assert list(explorer.frame["status"]) == ["finished", explorer.runs[1].state]
+        assert "output_token_throughput_per_s" in explorer.frame
     finally:
         explorer.close()
 

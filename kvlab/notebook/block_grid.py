@@ -34,7 +34,6 @@ NO_EVENTS = (
     "Record it again with record.blocks=true (and record.plans=true for the tokens in each block), e.g. "
     'kvlab.run(kvlab.compose("record.blocks=true", "record.plans=true")).'
 )
-MAX_STEPS = 10_000_000
 
 
 class BlockMap(StepWidget):
@@ -166,8 +165,6 @@ def block_map(run: Run | Path | str, step: int = 0, color_by: str = "state") -> 
         return _words(broken or NO_EVENTS)
     steps, broken_steps = frame_of(found, "steps")
     num_steps = _num_steps(events, steps)
-    if num_steps > MAX_STEPS:
-        return _words(f"This run names step {num_steps - 1:,}: more than can be shown.")
     sizes, block_size = tier_sizes(found, events, steps), _block_size(found)
     plans = read_plan_view(found.folder, block_size) if block_size else None
     log = block_log(events, sizes, num_steps, plans)

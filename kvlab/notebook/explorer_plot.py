@@ -62,7 +62,7 @@ def curves_of(steps: np.ndarray, arrivals_s: Sequence[float], token_times_s: Seq
     start, end, total, used, cached, kept, tokens = steps.T
     start, end = start - start[0], end - steps[0, 0]
     shown = _thinned(used)
-    share = 100.0 / total
+    share = 100.0 / np.maximum(total, 1)  # no pool: nothing in it
     time = np.stack([start[shown], end[shown]], axis=1).ravel()
     edges = np.linspace(0, max(end[-1], 1e-9), min(NUM_BINS, len(steps)) + 1)
     done = np.concatenate([[0.0], np.cumsum(tokens)])

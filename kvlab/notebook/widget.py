@@ -22,6 +22,10 @@ from kvlab.types import UserError
 STATIC = Path(__file__).parent / "static"
 
 
+MOST = 10_000_000
+"""Steps and blocks that a picture can have; a number beyond is a damaged file's."""
+
+
 @cache
 def module(name: str) -> str:
     """The ES module of a widget: `shared.js` followed by its own file. Nothing in it is loaded from anywhere."""
@@ -129,4 +133,8 @@ def frame_of(run: Run, table: str) -> tuple[pd.DataFrame, str]:
     except Exception as error:  # a damaged file must not end a kernel's cell
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         return empty_frame(table), f"{table} of this run can't be read: {why}"
+    for column in sorted(set(frame) & {"step", "block_id", "kv_blocks_total", "cpu_blocks_total"}):
+        odd = frame[column][~frame[column].between(0, MOST)]
+        if len(odd):
+            return empty_frame(table), f"{table} of this run can't be shown: it names {column} {odd.iloc[0]:,}."
     return frame, "; ".join(note for note in run.notes if note.startswith((f"{table}.", f"{table}-")))

@@ -24,7 +24,10 @@ def read_plans(folder: Path | str) -> Iterator[tuple[Any, ...]]:
     empty = True
     for _, decisions in iter_rows(Path(folder), "plans"):
         empty = False
-        yield _tuples(json.loads(decisions))
+        try:
+            yield _tuples(json.loads(decisions))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"The plans of {folder} can't be read: {error}") from error
     if empty:
         raise UserError(f"{folder} holds no plans. Record the run again with record.plans=true.")
 

@@ -139,6 +139,12 @@ def part_paths(folder: Path, table: str) -> list[Path]:
     return sorted(found, key=lambda p: p.stem)
 
 
+def table_paths(folder: Path, table: str) -> list[Path]:
+    """The files that hold a table: the merged one, else its parts; none where it was not recorded."""
+    whole = [p for p in (folder / f"{table}.parquet", folder / f"{table}.jsonl") if p.exists()]
+    return whole or part_paths(folder, table)
+
+
 def read_table(folder: Path, table: str, note: Callable[[str], None] | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """A table of a run folder as a frame: the merged file, else its parts, else an empty frame.
 
@@ -160,8 +166,7 @@ def iter_rows(folder: Path, table: str) -> Iterator[tuple[Any, ...]]:
     Raises UserError for a damaged file; nothing is yielded where the table was not recorded.
     """
     names = [c.name for c in recorded(table)]
-    whole = [p for p in (folder / f"{table}.parquet", folder / f"{table}.jsonl") if p.exists()]
-    for path in whole or part_paths(folder, table):
+    for path in table_paths(folder, table):
         try:
             if path.suffix == ".jsonl":
                 with open(path, encoding="utf-8") as file:
@@ -176,7 +181,7 @@ def iter_rows(folder: Path, table: str) -> Iterator[tuple[Any, ...]]:
 def _try_read(path: Path, columns: Sequence[Column], note: Callable[[str], None] | None) -> pd.DataFrame | None:
     try:
         return read_file(path, columns)
-    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:  # pyarrow's errors are ValueErrors and OSErrors
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, ImportError) as error:  # pyarrow's errors are ValueErrors and OSErrors
         message = f"{path.name} is damaged: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         if note is None:
             raise UserError(f"{path} can't be read: {error}") from error
