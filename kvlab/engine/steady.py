@@ -120,17 +120,18 @@ class Lanes:
         return is_published and not table.tail_shared and not table.num_dropped_blocks and table.capacity == -(-num // size) * size
 
     def _join(self, groups: list[SequenceGroup]) -> None:
-        self.settle()
         seqs = [group.seqs[0] for group in groups]
-        num, size, offset = len(self.groups), self._kv.block_size, self.offset
+        num, num_rows, size, offset = len(self.groups), len(self._times), self._kv.block_size, self.offset
         first = np.array([seq.num_computed for seq in seqs])
         left = np.array([group.max_output - len(seq.tokens) + seq.num_prompt for group, seq in zip(groups, seqs, strict=True)])
         self._first = np.concatenate((self._first + offset, first))
         self._last = np.concatenate((self._last - offset, left - 1))
         self._phase = -self._first % size
         self.ids = np.concatenate((self.ids, np.array([seq.tokens[-1] for seq in seqs])))
-        self._given = np.zeros(len(self._first), dtype=np.int64)
+        self._given = np.concatenate((self._given, np.full(len(seqs), num_rows)))  # they have their tokens
+        rows = self._rows[:num_rows].copy()
         self._rows = self._blank_rows(len(self._first))
+        self._rows[:num_rows, :num] = rows
         self.offset = 0
         self.num_ctx += int(first.sum())
         self.num_blocks += sum(group.num_blocks for group in groups)
