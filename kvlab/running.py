@@ -178,8 +178,8 @@ def _refuse_nothing_served(summary: dict[str, Any], recorder: Recorder) -> None:
 
 def _blame(error: BaseException) -> None:
     """Note on an exception which policy it was raised in, if any: the one that was called last."""
-    if isinstance(error, KvlabError):
-        return  # says so itself
+    if isinstance(error, KvlabError) or not isinstance(error, Exception):
+        return  # says so itself; or it is Ctrl-C, which hits whatever runs just then
     if isinstance(error, MemoryError) and not str(error):  # which Python mostly leaves without a word
         error.add_note("the process got no more memory: give the run a smaller pool or less to record, or run fewer at once (jobs)")
     culprit = None

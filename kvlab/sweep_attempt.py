@@ -115,7 +115,7 @@ def note_death(root: Path, point: Point, how: str) -> Attempt:
         status = dict(read_json(folder / "status.json"))
     except (OSError, ValueError, TypeError):
         folder.mkdir(parents=True, exist_ok=True)
-    if status.get("state") != "finished":
-        write_json(folder / "status.json", {**status, "state": "failed", "error": error})
+    if status.get("state") == "finished":  # it died after its run, before it could say so
+        return Attempt(point.number, KEPT)
+    write_json(folder / "status.json", {**status, "state": "failed", "error": error})
     return _noted(sweep, point, Attempt(point.number, FAILED, error=f"ProcessDied: {message}"))
-

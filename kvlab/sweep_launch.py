@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvlab.config import build
 from kvlab.sweep_attempt import Attempt, note_death
-from kvlab.sweep_loop import Runner
+from kvlab.sweep_loop import Attempts, Runner
 from kvlab.sweep_payload import pack, run_packed
 from kvlab.sweep_points import Point
 from kvlab.types import UserError, unknown_name
@@ -49,7 +49,7 @@ def joblib_processes(n_jobs: int = 2, options: Mapping[str, Any] | None = None) 
     except ImportError as error:
         raise _missing("joblib", "joblib") from error
 
-    def runner(root: Path, points: Sequence[Point]) -> Iterator[Attempt]:
+    def runner(root: Path, points: Sequence[Point]) -> Attempts:
         work = [joblib.delayed(run_packed)(pack(root, point)) for point in points]
         yield from joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered", **dict(options or {}))(work)
 
@@ -72,7 +72,7 @@ def ray_cluster(
     except ImportError as error:
         raise _missing("ray", "ray") from error
 
-    def runner(root: Path, points: Sequence[Point]) -> Iterator[Attempt]:
+    def runner(root: Path, points: Sequence[Point]) -> Attempts:
         _connect(ray, address, dict(init or {}))
         # A task is not tried again: its folder says how it ended, and resume is the way to another try.
         task = ray.remote(**{"num_cpus": 1, "max_retries": 0, **dict(remote or {})})(run_packed)
@@ -124,7 +124,7 @@ def slurm(cluster: str = "slurm", at_once: int = 100, timeout_min: int = 24 * 60
     if cluster not in ("slurm", "local"):
         raise unknown_name("cluster of submitit", cluster, ("slurm", "local"))
 
-    def runner(root: Path, points: Sequence[Point]) -> Iterator[Attempt]:
+    def runner(root: Path, points: Sequence[Point]) -> Attempts:
         packed = [pack(root, point) for point in points]
         try:
             executor = submitit.AutoExecutor(folder=root / ".sweep" / "submitit", cluster=cluster)

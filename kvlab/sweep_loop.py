@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from pathlib import Path
 
 from kvlab.progress import Progress
@@ -13,14 +14,15 @@ from kvlab.sweep_attempt import HELD, NO_SPACE, STOPPED, Attempt, attempt, note_
 from kvlab.sweep_folder import SweepFolder
 from kvlab.sweep_payload import pack
 from kvlab.sweep_points import Point
-from kvlab.sweep_worker import Worker
+from kvlab.sweep_worker import INTERRUPTED, Worker
 from kvlab.types import UserError
 
 POLL_S = 0.2
 """How often a point is looked at that another process has."""
 
-Runner = Callable[[Path, Sequence[Point]], Iterator[Attempt]]
-"""Runs points, in any order, and yields what came of each."""
+Attempts = Generator[Attempt, None, None]
+Runner = Callable[[Path, Sequence[Point]], Attempts]
+"""Runs points, in any order, and yields what came of each; what is under way ends when it is closed."""
 
 
 def run_points(root: Path, points: Sequence[Point], runner: Runner, progress: bool = True) -> list[Attempt]:
@@ -38,16 +40,17 @@ def run_points(root: Path, points: Sequence[Point], runner: Runner, progress: bo
         while pending:
             held: list[Point] = []
             by_number = {point.number: point for point in pending}
-            for result in runner(root, pending):
-                point = by_number[result.number]
-                if result.state == HELD:
-                    held.append(point)
-                    bar.update(len(done), f"waiting for {result.error}")
-                    continue
-                done[result.number] = result
-                bar.update(len(done), f"{point.label}: {result.state}")
-                if result.state == NO_SPACE:
-                    raise UserError(f"{result.error} {len(points) - len(done)} points were left; resume=true goes on with them.")
+            with closing(runner(root, pending)) as results:  # Ctrl-C: what is under way has ended before anybody looks
+                for result in results:
+                    point = by_number[result.number]
+                    if result.state == HELD:
+                        held.append(point)
+                        bar.update(len(done), f"waiting for {result.error}")
+                        continue
+                    done[result.number] = result
+                    bar.update(len(done), f"{point.label}: {result.state}")
+                    if result.state == NO_SPACE:
+                        raise UserError(f"{result.error} {len(points) - len(done)} points were left; resume=true goes on with them.")
             pending = _still_open(sweep, held, done)
     return [done[point.number] for point in points]
 
@@ -67,7 +70,7 @@ def _still_open(sweep: SweepFolder, held: Sequence[Point], done: dict[int, Attem
     return still
 
 
-def here(root: Path, points: Sequence[Point], progress: bool = False) -> Iterator[Attempt]:
+def here(root: Path, points: Sequence[Point], progress: bool = False) -> Attempts:
     """One after another in this process: models stay loaded between them."""
     for point in points:
         yield attempt(root, point, progress=progress)
@@ -76,16 +79,21 @@ def here(root: Path, points: Sequence[Point], progress: bool = False) -> Iterato
 def in_processes(jobs: int) -> Runner:
     """`jobs` at once in worker processes. One that dies (out of memory, a crash) costs its point; a new one takes the next."""
 
-    def runner(root: Path, points: Sequence[Point]) -> Iterator[Attempt]:
+    def runner(root: Path, points: Sequence[Point]) -> Attempts:
         packed = [(point, pack(root, point)) for point in points]
         workers: list[Worker] = []
-        local = threading.local()
+        local, ended = threading.local(), threading.Event()
 
         def one(point: Point, payload: bytes) -> Attempt:
+            if ended.is_set():
+                raise KeyboardInterrupt
             if not hasattr(local, "worker"):
                 local.worker = Worker()
                 workers.append(local.worker)
             result = local.worker.run(payload)
+            if result in INTERRUPTED:  # no failure, and the folder says so already
+                ended.set()
+                raise KeyboardInterrupt
             return note_death(root, point, result) if isinstance(result, str) else result
 
         pool = ThreadPoolExecutor(min(jobs, len(points)), thread_name_prefix="kvlab-sweep")
@@ -98,10 +106,13 @@ def in_processes(jobs: int) -> Runner:
             for worker in workers:
                 worker.close()
         finally:
+            ended.set()
             for future in futures:
                 future.cancel()
-            for worker in list(workers):
+            for worker in workers:
                 worker.interrupt()
+            for worker in workers:
+                worker.end()
             pool.shutdown(wait=True, cancel_futures=True)
 
     return runner

@@ -1,4 +1,4 @@
-"""A worker process of a sweep (`python -m kvlab.sweep_worker`): reads packed points from stdin, answers on what was stdout.
+"""A worker process of a sweep: reads packed points from stdin, answers on what was stdout.
 
 Each message is a length (8 bytes, big-endian) and as many bytes. It ends when stdin does: no worker outlives its sweep's process by
 more than a point.
@@ -17,6 +17,15 @@ from typing import IO
 from kvlab.sweep_attempt import Attempt
 from kvlab.types import UserError
 
+INTERRUPTED = ("exit code 130", "signal 2, SIGINT")
+"""How a worker ends that heard Ctrl-C: in a run, or while it was starting."""
+START = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until everything is imported: no traceback of that
+from kvlab.sweep_worker import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+raise SystemExit(main())
+"""
 _LENGTH = struct.Struct(">Q")
 
 
@@ -60,21 +69,26 @@ class Worker:
     def _start(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         try:
+            # In a group of its own: a terminal's Ctrl-C is the sweep's to pass on, once. A second one would cut off what the first writes.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvlab.sweep_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+                [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0
             )
         except OSError as error:
             raise UserError(f"No process for a run could be started: {error}. Run fewer at once (jobs).") from error
         return self._process
 
     def interrupt(self) -> None:
-        """Let a run end as by Ctrl-C, which leaves its folder readable; at last end the process by force."""
+        """Let a run end as by Ctrl-C, which leaves its folder readable; `end` waits for it."""
+        if (process := self._process) is not None:
+            process.send_signal(signal.SIGINT)
+
+    def end(self, patience_s: float = 20) -> None:
+        """Wait for a process that was interrupted; at last end it by force."""
         process, self._process = self._process, None
-        if process is None or process.poll() is not None:
+        if process is None:
             return
-        process.send_signal(signal.SIGINT)
         try:
-            process.wait(20)
+            process.wait(patience_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -102,15 +116,11 @@ def main() -> int:
     """Serve until stdin ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what policies print must not get among the answers
-    from kvlab.sweep_payload import run_packed
-
     try:
+        from kvlab.sweep_payload import run_packed
+
         while (payload := receive(sys.stdin.buffer)) is not None:
             send(answers, pickle.dumps(run_packed(payload)))
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +41,32 @@ def _quietly(target: Any, args: Any, kwargs: Any) -> None:
         code = 0
     finally:
         os._exit(code)
+
+
+def interrupted(folder: Path, words: list[str], whole_group: bool, after: int = 1) -> tuple[int, str]:
+    """(exit code, stderr) of `python -m kvlab.experiment WORDS` that hears SIGINT while a point runs, when `after` points have finished.
+
+    whole_group: as a terminal's Ctrl-C, which all processes of the group hear; else the first process alone.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvlab.experiment", *words], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs inherit that it is ignored
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        found = states(folder)
+        if found.count("finished") >= after and "running" in found:
+            break
+        time.sleep(0.005)
+    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, err
+
+
+def states(folder: Path) -> list[str]:
+    """What the status.json of each of a sweep's points says."""
+    return [json.loads(path.read_text())["state"] for path in folder.glob("*/status.json")]

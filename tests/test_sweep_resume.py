@@ -10,16 +10,17 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from sweep_support import FORTY, SIMULATED, in_child, sweep
+from sweep_support import FORTY, SIMULATED, in_child, interrupted, states, sweep
 
 import kvlab
 import kvlab.sweep_attempt
 from kvlab import sweep_folder
 from kvlab.engine.engine import Engine
-from kvlab.experiment import FAILED, OK, USER_ERROR, main
+from kvlab.experiment import FAILED, INTERRUPTED, OK, USER_ERROR, main
 from kvlab.policies.eviction.fifo import Fifo
 from kvlab.policies.eviction.lru import Lru
 from kvlab.sweep_folder import SweepFolder
@@ -36,7 +37,8 @@ def _in_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def journal(folder: Path, state: str) -> list[int]:
     """Numbers of the points with an attempt that ended so."""
-    lines = (folder / ".sweep" / "journal.jsonl").read_text().splitlines()
+    path = folder / ".sweep" / "journal.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
     return [entry["number"] for entry in map(json.loads, lines) if entry["state"] == state]
 
 
@@ -126,6 +128,47 @@ def test_a_claim_dies_with_its_process_and_is_waited_for_until_then(tmp_path: Pa
     assert waiter.exitcode == 0
     assert finished_points(folder) == [0, 1, 2]
     holder.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_group", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_ctrl_c_in_a_sweep_of_two_processes_leaves_everything_readable(tmp_path: Path, whole_group: bool) -> None:
+    """What ran was interrupted, which is no failure and nobody's fault; resuming gives every point once."""
+    folder, numbers = tmp_path / "s", range(40, 48)
+    words = ["-m", *SIMULATED, "workload.num_requests=600", "num_blocks=" + ",".join(map(str, numbers)), f"hydra.sweep.dir={folder}"]
+    words.append("jobs=2")
+    code, err = interrupted(folder, words, whole_group)
+    assert code == INTERRUPTED, err
+    assert "kvlab: interrupted." in err
+    assert "Traceback" not in err
+    assert 1 <= states(folder).count("finished") < 8
+    assert set(states(folder)) <= {"finished", "interrupted"}
+    for run in kvlab.load_runs(folder):  # a run that had no time to say anything is partial
+        assert run.state in ("finished", "interrupted", "partial")
+        assert run.error is None or str(run.error) == "KeyboardInterrupt"
+        assert len(run.steps()) >= (run.state == "finished")
+    assert journal(folder, "failed") == []
+    kept = {n: (folder / str(n) / "status.json").read_bytes() for n in finished_points(folder)}
+    assert main([*words, "resume=true"]) == OK
+    loaded = kvlab.load_runs(folder)
+    assert loaded["num_blocks"].tolist() == list(numbers)
+    assert set(loaded["status"]) == {"finished"}
+    assert {n: (folder / str(n) / "status.json").read_bytes() for n in kept} == kept
+    ended = journal(folder, "finished")
+    assert len(set(ended)) == len(ended)
+    assert set(range(8)) - set(ended) <= set(kept)  # interrupted after its run and before its note
+    for attempt in (folder / ".attempts").glob("*/status.json"):
+        assert json.loads(attempt.read_text())["state"] == "interrupted"
+
+
+def test_a_worker_that_dies_after_its_run_costs_no_result(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    sweep(folder, {"num_blocks": [40]}, on_error="stop")
+    point, before = SimpleNamespace(number=0, label="num_blocks=40"), (folder / "0" / "status.json").read_bytes()
+    assert kvlab.sweep_attempt.note_death(folder, cast("Any", point), "signal 9, SIGKILL").state == "kept"
+    assert (folder / "0" / "status.json").read_bytes() == before
+    assert journal(folder, "failed") == []
+    assert SweepFolder(folder).stopped() is None
 
 
 def test_what_failed_is_run_again_and_what_it_left_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,32 @@ def test_life_of_a_run_that_ends_badly(tmp_path, error, state):
     assert read(folder, "summary.json") == {"num_steps": 3}
 
 
+def test_an_interrupt_after_the_end_leaves_the_result(tmp_path):
+    out = RunFolder.create(tmp_path / "run")
+    out.start("a: 1\n")
+    out.finish({"num_steps": 7})
+    before = {name: (out.path / name).read_bytes() for name in ("status.json", "summary.json")}
+    out.fail(KeyboardInterrupt(), {"num_steps": 0})
+    assert {name: (out.path / name).read_bytes() for name in before} == before
+
+
+def test_an_interrupt_while_the_last_word_is_written_is_told(tmp_path, monkeypatch):
+    out = RunFolder.create(tmp_path / "run")
+    out.start("a: 1\n")
+    write = run_folder.write_json
+
+    def interrupted(path, value):
+        if value.get("state") == "finished":
+            raise KeyboardInterrupt
+        write(path, value)
+
+    monkeypatch.setattr(run_folder, "write_json", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        out.finish({"num_steps": 7})
+    out.fail(KeyboardInterrupt())
+    assert json.loads((out.path / "status.json").read_text())["state"] == "interrupted"
+
+
 def test_a_full_disk_still_says_why_the_run_ended(tmp_path, monkeypatch):
     """Nothing can be written any more until the reserve is given up; then there is room for the status."""
     folder = RunFolder.create(tmp_path / "run")

@@ -80,6 +80,8 @@ class RunFolder:
 
         Never raises because of the disk: the error that brought us here matters more.
         """
+        if self._status.get("state") == "finished":  # Ctrl-C after the last word: the result stays one
+            return
         lines = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
         message = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", ())]))
         described = {"type": type(error).__name__, "message": message, "traceback": "\n".join(lines)}
@@ -99,8 +101,9 @@ class RunFolder:
     def _end(self, state: str, error: dict[str, str] | None) -> None:
         with suppress(OSError):
             (self.path / RESERVE).unlink(missing_ok=True)  # makes room for the last words
-        self._status.update(state=state, finished=_now(), error=error)
-        self._write_status()
+        ended = {**self._status, "state": state, "finished": _now(), "error": error}
+        write_json(self.path / "status.json", ended)
+        self._status = ended
 
     def _write_status(self) -> None:
         write_json(self.path / "status.json", self._status)
