@@ -74,4 +74,4 @@ class Pruner:
             if dominates(losses, best):
                 shown = ", ".join(f"{goal} can't be better than {abs(value) if goal.maximize else value:.4g}"
                                   for goal, value in zip(self._objectives, best, strict=True))  # fmt: skip
-                raise Hopeless(f"Ended after {elapsed_s:.3g} s: {shown}; run {name} is better in all of them.")
+                raise Hopeless(f"Ended after {elapsed_s:.3g} s: {shown}; run {name} is as good in all of them, and better in one.")

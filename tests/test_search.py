@@ -13,11 +13,12 @@ import pytest
 from sweep_support import SIMULATED
 
 import kvlab
+import kvlab.pruning
 from kvlab.objectives import Objective, SoFar, best_possible, objective, pareto_front
 from kvlab.pruning import Hopeless, Pruner
 from kvlab.results import Runs
 from kvlab.search import main
-from kvlab.searching import Range
+from kvlab.searching import Found, Range
 from kvlab.types import UserError
 
 WORDS = [*SIMULATED, "workload.num_requests=40"]
@@ -73,7 +74,7 @@ def test_a_run_is_ended_when_nothing_can_save_it_and_never_before() -> None:
     pruner.look(100.0)  # no request has been seen: its time has not begun
     pruner._first_arrival_s = 0.0
     pruner.look(1.9)  # it may still reach 1000 / 1.9 tokens/s
-    with pytest.raises(Hopeless, match="can't be better than 476.2.*run 7 is better in all of them"):
+    with pytest.raises(Hopeless, match="can't be better than 476.2.*run 7 is as good in all of them, and better in one"):
         pruner.look(2.1)
     Pruner(goals, [("7", [-500.0, 128.0])], 10, 1000.0, 64).look(2.1)  # it takes less memory
 
@@ -115,6 +116,40 @@ def test_what_cant_fit_is_pruned_with_its_reason(tmp_path: Path) -> None:
     mixed = kvlab.search(layouts, *SIMULATED, "num_blocks=400", trials=6, folder=tmp_path / "m", progress=False)
     assert set(mixed.trials["state"]) == {"finished", "pruned"}
     assert "prefix_cache=none" in mixed.trials[mixed.trials["state"] == "pruned"]["reason"].iloc[0]
+
+
+def test_a_hopeless_trial_is_ended_in_the_middle_and_the_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request at a time takes 160 steps where 16 at once take 12. With the second known the first can't catch up once as much time
+    has passed as the second took in all, and is ended in the step after, not before."""
+    monkeypatch.setattr(kvlab.pruning, "LOOK_EVERY_S", 0.0)  # after every step
+    space, words = {"max_num_seqs": [16, 1]}, [*WORDS, "num_blocks=200"]
+    goals = ["output_token_throughput_per_s", "kv_pool_tokens"]
+
+    def search(folder: str, trials: int, **more: Any) -> Found:
+        return kvlab.search(space, *words, trials=trials, objectives=goals, folder=tmp_path / folder, progress=False, **more)
+
+    whole = search("whole", 4, prune=False)
+    assert set(whole.trials["state"]) == {"finished"}
+    assert set(zip(whole.trials["max_num_seqs"], whole.runs["num_steps"], strict=True)) == {(1, 160), (16, 12)}
+    seen = search("s", 5)
+    before = {path: path.read_bytes() for path in (tmp_path / "s").glob("*/*.*")}
+    found = search("s", 8)  # compares with what earlier calls ran
+    assert found.trials.head(5).equals(seen.trials)
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(found.trials) == 8
+    fast = found.trials["max_num_seqs"] == 16
+    slow_later = ~fast & (found.trials["trial"] > fast.idxmax())
+    assert (slow_later & (found.trials["trial"] < 5)).any()
+    assert (slow_later & (found.trials["trial"] >= 5)).any()
+    took_s = found.runs[int(fast.idxmax())].summary["duration_s"]
+    for run, state, reason, late in zip(found.runs, found.trials["state"], found.trials["reason"], slow_later, strict=True):
+        assert state == ("pruned" if late else "finished")
+        if late:
+            assert run.state == "failed"
+            assert f"run {fast.idxmax()} is as good in all of them, and better in one" in reason
+            elapsed_s = run.steps()["end_s"] - run.requests()["arrival_s"].min()
+            assert elapsed_s.iloc[-2] <= took_s < elapsed_s.iloc[-1]
+    assert set(found.front["max_num_seqs"]) == {16}
 
 
 def test_a_trial_that_was_cut_off_is_told_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
