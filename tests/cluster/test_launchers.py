@@ -18,11 +18,11 @@ import pandas as pd
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from sweep_support import SIMULATED, sweep
+from sweep_support import SIMULATED, interrupted, states, sweep
 
 import kvlab
 from kvlab import sweep_folder
-from kvlab.experiment import OK, USER_ERROR, main
+from kvlab.experiment import INTERRUPTED, OK, USER_ERROR, main
 from kvlab.policies.eviction.lru import Lru
 from kvlab.results import Runs
 from kvlab.types import UserError
@@ -110,6 +110,27 @@ def test_the_command_lines_launchers(tmp_path: Path, capsys: pytest.CaptureFixtu
         pd.testing.assert_frame_equal(table, tables[0])
     assert main([*words, "hydra/launcher=submitit_slurm", "hydra.sweep.dir=slurm"]) == USER_ERROR
     assert "Slurm needs a machine that has sbatch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_ctrl_c_in_joblibs_processes_loses_nothing_that_was_finished(tmp_path: Path, whole_group: bool) -> None:
+    folder, numbers = tmp_path / "s", range(40, 48)
+    words = ["-m", *SIMULATED, "workload.num_requests=600", "num_blocks=" + ",".join(map(str, numbers)), f"hydra.sweep.dir={folder}",
+             "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]  # fmt: skip
+    code, err = interrupted(folder, words, whole_group)
+    assert code == INTERRUPTED, err
+    assert "kvlab: interrupted." in err
+    assert 1 <= states(folder).count("finished") < 8
+    before = {run.name: run for run in kvlab.load_runs(folder)}
+    for run in before.values():  # joblib ends its processes by force
+        assert run.state in ("finished", "interrupted", "killed", "partial")
+        assert len(run.steps()) >= (run.state == "finished")
+    kept = {name: (folder / name / "status.json").read_bytes() for name, run in before.items() if run.state == "finished"}
+    assert main([*words, "resume=true"]) == OK
+    loaded = kvlab.load_runs(folder)
+    assert loaded["num_blocks"].tolist() == list(numbers)
+    assert set(loaded["status"]) == {"finished"}
+    assert {name: (folder / name / "status.json").read_bytes() for name in kept} == kept
 
 
 def test_a_policy_of_a_scripts_main_reaches_the_workers(tmp_path: Path) -> None:
