@@ -6,7 +6,6 @@ import dataclasses
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,10 +193,8 @@ def test_a_rank_that_dies_or_stays_silent_is_no_hang() -> None:
     runner.initialize(RunnerConfig(4, 0, 4, 4, 64))
     runner._timeout_s = 0.5
     os.kill(runner._processes[1].pid, signal.SIGSTOP)
-    begin = time.monotonic()
     with pytest.raises(RuntimeError, match=r"rank 1 has not answered for 0\.5 s"):
         runner.submit(Plan(0, 0.0)).result()
-    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.full

@@ -40,8 +40,6 @@ def test_notebook_02_opens_runs_and_answers_the_keyboard(page, lab_server, artif
     page.screenshot(path=artifacts / "explorer.png")
     with capsys.disabled():
         print(f"\nfirst interactive plot {opened:.1f} s after the kernel was up; key to redrawn plot {statistics.median(took):.2f} s")
-    assert opened < 40  # the goal is 10 s and 1 s on an idle machine: this one may be busy with other tests
-    assert statistics.median(took) < 4
     assert notebook.tracebacks() == []
     assert page.console_log.errors == []
 

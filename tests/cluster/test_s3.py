@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,10 +69,8 @@ def test_stores_that_cant_be_used_are_named(tmp_path: Path, bucket: str, monkeyp
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()  # as in a new process
-    start = time.monotonic()
     with pytest.raises(UserError, match=r"s3://results/x can't be read: .*AWS_ENDPOINT_URL"):
         sweep(tmp_path / "t", GRID, out="s3://results/x")
-    assert time.monotonic() - start < 90
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.delenv(f"AWS_{name}")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
