@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.cache.pool import FreeBlocks
+from kvlab.cache.free_blocks import FreeBlocks
 from kvlab.policies.layout import ContiguousPow2
 from kvlab.policies.layout.contiguous_pow2 import buddies
 

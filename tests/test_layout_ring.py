@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from engine_support import Log, make_engine, policies, prompt_of, reference_outputs, request, run_to_end, serve
 
-from kvlab.cache.pool import FreeBlocks
+from kvlab.cache.free_blocks import FreeBlocks
 from kvlab.engine import Engine
 from kvlab.policies.base import SlotView
 from kvlab.policies.layout import Ring

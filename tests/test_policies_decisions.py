@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvlab.cache.pool import FreeBlocks
+from kvlab.cache.free_blocks import FreeBlocks
 from kvlab.policies.admission import FullSequence, ReserveAll, Unlimited, Watermark
 from kvlab.policies.base import RegionNeed, VictimView
 from kvlab.policies.batching import Chunked, PrefillFirst, Static, Walkthrough

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvlab.cache.pool import FreeBlocks
+from kvlab.cache.free_blocks import FreeBlocks, check_placed
 from kvlab.cache.prefix import PrefixMatch
 from kvlab.cache.slots import Slot, Slots
 from kvlab.cache.table import BlockTable, Group, Seq, Work
@@ -112,7 +112,7 @@ class Regions:
             region = self._kv.layout.place(size, trial)
             if region is None:
                 return None
-            self._kv.pool.check_placed(region, size, trial)
+            check_placed(self._kv.layout, region, size, trial)
             trial.take(region)
             regions.append(region)
         return regions
@@ -195,11 +195,11 @@ class Regions:
 
     def _step(self, seq: Seq | None, old: list[int], new: list[int], size: int, free: FreeBlocks) -> Step:
         """What changes. IllegalDecision: blocks in use, too few, or not consecutive though the layout says so."""
-        num_old, pool = len(old), self._kv.pool
-        if new[:num_old] == old and not pool.layout.is_contiguous:  # it stays and goes on elsewhere: long tables change by a block
-            pool.check_placed(new[num_old:], size - num_old, free)
+        num_old, layout = len(old), self._kv.layout
+        if new[:num_old] == old and not layout.is_contiguous:  # it stays and goes on elsewhere: long tables change by a block
+            check_placed(layout, new[num_old:], size - num_old, free)
             return Step(seq, old, new, new[num_old:], [])
-        pool.check_placed(new, size, free.also(old))
+        check_placed(layout, new, size, free.also(old))
         kept, held = set(new), set(old)
         return Step(seq, old, new, [b for b in new if b not in held], [b for b in reversed(old) if b not in kept])
 

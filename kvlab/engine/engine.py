@@ -15,8 +15,9 @@ from collections.abc import Container
 from collections.abc import Sequence as Seqs
 from typing import NamedTuple
 
+from kvlab.cache.free_blocks import FreeBlocks
 from kvlab.cache.manager import KVCacheManager
-from kvlab.cache.pool import CachedBlock, FreeBlocks
+from kvlab.cache.pool import CachedBlock
 from kvlab.engine.beam import BeamState
 from kvlab.engine.clock import Clock, WallClock
 from kvlab.engine.commit import Committer
