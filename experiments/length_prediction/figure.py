@@ -38,6 +38,7 @@ def draw(results: pd.DataFrame) -> Any:
         panel.set_ylim(bottom=0)
         if name == next(iter(PANELS)):
             panel.set_title(f"{rate:g} requests/s: {text}")
+    panels[0].set_xticks(part.index)
     for panel in panels[-len(PANELS) :]:
         panel.set_xlabel("predictor's Kendall tau")
     legend_above(fig, 3, panels[0].get_legend_handles_labels()[0])

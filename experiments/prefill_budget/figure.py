@@ -23,25 +23,25 @@ def medians(results: pd.DataFrame) -> pd.DataFrame:
 
 def draw(results: pd.DataFrame) -> Any:
     """Two panels over the budget, a line each device; level lines: whole prompts before decodes."""
-    from kvlab.figures.style import PAGE_CM, axes, legend_above, line
+    from kvlab.figures.style import COLUMN_CM, axes, legend_above, line
 
     found = medians(results)
-    fig, panels = axes(PAGE_CM, 7.0, 1, 2)
+    fig, panels = axes(COLUMN_CM, 11.0, 2, 1, sharex=True)
     for panel, (name, label) in zip(panels, QUANTITIES.items(), strict=True):
         for number, (device, title) in enumerate(DEVICES.items()):
             part = found.loc[device][name]
             budgets = part.loc[[b for b in part.index if b > 0]]
             spread = [budgets["median"] - budgets["min"], budgets["max"] - budgets["median"]]
-            panel.errorbar(budgets.index, budgets["median"], yerr=spread, **line(number), label=f"{title}: decodes first, budget a step")
+            panel.errorbar(budgets.index, budgets["median"], yerr=spread, **line(number), label=f"{title}, budget a step")
             level = line(number, marker="", linestyle=((0, (1, 1)), (0, (4, 1, 1, 1)))[number], linewidth=0.9)
-            panel.axhline(part.loc[0, "median"], **level, label=f"{title}: whole prompts first")
+            panel.axhline(part.loc[0, "median"], **level, label=f"{title}, whole prompts")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         panel.set_xticks(budgets.index, [f"{b:,}" for b in budgets.index])
-        panel.set_xlabel("tokens a step may compute")
         panel.set_ylabel(label)
         panel.set_yticks(TICKS[name], [str(n) for n in TICKS[name]])
         panel.minorticks_off()
+    panels[1].set_xlabel("tokens a step may compute")
     legend_above(fig, 2, panels[0].get_legend_handles_labels()[0])
     return fig
 

@@ -41,11 +41,11 @@ def draw(results: pd.DataFrame) -> Any:
             part = found.loc[(cache, victim)]
             spread = [part["median"] - part["min"], part["max"] - part["median"]]
             panel.errorbar(part.index, part["median"], yerr=spread, **line(number), label=victim)
-        panel.plot(list(RFC), list(RFC.values()), color=BLACK, marker="x", markersize=6, linestyle="none", zorder=5,
-                   label="lifo in vLLM's RFC 54644 (other lengths)")  # fmt: skip
         panel.set_title(title)
-        panel.set_xlabel("pool (blocks of 16 tokens; all requests together: 4,200)")
+        panel.set_xlabel("pool (blocks of 16 tokens; all need 4,200)")
         panel.set_xticks([400, 800, 1600, 2800, 4200], ["400", "800", "1,600", "2,800", "4,200"])
+    panels[0].plot(list(RFC), list(RFC.values()), color=BLACK, marker="x", markersize=6, linestyle="none", zorder=5,
+                   label="lifo in vLLM's RFC 54644 (other lengths)")  # fmt: skip
     panels[0].set_ylabel("recompute tax\n(% of all computed tokens)")
     panels[0].set_ylim(0, 100)
     legend_above(fig, 5, panels[0].get_legend_handles_labels()[0])

@@ -53,19 +53,20 @@ def fitted_on(results: pd.DataFrame) -> tuple[int, int]:
 
 def draw(results: pd.DataFrame) -> Any:
     """Errors by configuration; bars: how far two runs of the same configuration differ on this machine."""
-    from kvlab.figures.style import BLACK, PAGE_CM, axes, legend_above, line
+    from kvlab.figures.style import BLACK, COLUMN_CM, axes, legend_above, line
 
     found, seen = errors(results), fitted_on(results)
     order = [seen, *(key for key in found.index if key != seen)]
-    fig, (panel,) = axes(PAGE_CM, 6.8)
+    fig, (panel,) = axes(COLUMN_CM, 7.0)
     for number, (key, label) in enumerate(FIGURES.items()):
         places = [place + 0.22 * (number - 1) for place in range(len(order))]
         look = line(number, linestyle="none", markersize=5, capsize=2.5)
         panel.errorbar(places, found.loc[order, f"error_{key}"], yerr=found.loc[order, f"noise_{key}"], **look, label=f"mean {label}")
     panel.axhline(0, color=BLACK, linewidth=0.6)
     panel.axvline(0.5, color=BLACK, linewidth=0.6, linestyle=":")
-    labels = [f"{budget:,} tokens a step,\n{concurrency} at a time" for budget, concurrency in order]
+    labels = [f"{budget:,}\n{concurrency} at a time" for budget, concurrency in order]
     panel.set_xticks(range(len(order)), [f"{labels[0]}\n(fitted on it)", *labels[1:]])
+    panel.set_xlabel("tokens a step, requests at a time")
     panel.grid(visible=False, axis="x")
     panel.set_ylabel("simulated / real - 1 (%)")
     legend_above(fig, 3, panel.get_legend_handles_labels()[0])

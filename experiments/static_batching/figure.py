@@ -25,22 +25,24 @@ def ratios(results: pd.DataFrame) -> pd.DataFrame:
 
 def draw(results: pd.DataFrame) -> Any:
     """(a) throughput of both, (b) their ratio."""
-    from kvlab.figures.style import PAGE_CM, axes, line
+    from kvlab.figures.style import COLUMN_CM, axes, line
 
     found, ratio = medians(results)["output_token_throughput_per_s"], ratios(results)
-    fig, panels = axes(PAGE_CM, 6.2, 1, 2)
+    fig, panels = axes(COLUMN_CM, 9.5, 2, 1, sharex=True)
     for number, (batching, label) in enumerate(NAMES.items()):
         part = found.loc[batching]
         spread = [part["median"] - part["min"], part["max"] - part["median"]]
         panels[0].errorbar(part.index, part["median"], yerr=spread, **line(number), label=label)
     panels[1].errorbar(ratio.index, ratio["median"], yerr=[ratio["median"] - ratio["min"], ratio["max"] - ratio["median"]], **line(2))
-    panels[0].set_ylabel("output tokens per s (simulated)")
+    panels[0].set_ylabel("output tokens per s\n(simulated)")
     panels[0].legend(loc="lower left")
-    panels[1].set_ylabel("continuous / static throughput")
+    panels[1].set_ylabel("continuous / static\nthroughput")
     panels[0].set_title("(a) throughput, 32 sequences at most")
     panels[1].set_title("(b) ratio")
+    panels[0].yaxis.set_major_formatter("{x:,.0f}")
+    panels[1].set_xticks(ratio.index, [f"{cv:g}" for cv in ratio.index])
+    panels[1].set_xlabel("spread of output lengths (std / mean)")
     for panel in panels:
-        panel.set_xlabel("spread of output lengths (std / mean)")
         panel.set_ylim(bottom=0)
     panels[1].axhline(1.0, color="black", linewidth=0.6)
     return fig

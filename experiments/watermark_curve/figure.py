@@ -35,7 +35,7 @@ def draw(results: pd.DataFrame) -> Any:
 
     found = medians(results)
     fig, panels = axes(PAGE_CM, 10.5, 2, 2, sharex=True)
-    names = (("num_preemptions", "preemptions (log scale)"), ("tax", "recomputed tokens\n(% of all computed)"),
+    names = (("num_preemptions", "preemptions\n(log scale)"), ("tax", "recomputed tokens\n(% of all computed)"),
              ("ttft_s", "mean TTFT (s, simulated)"), ("throughput", "output tokens per s\n(simulated)"))  # fmt: skip
     for panel, (name, label) in zip(panels, names, strict=True):
         for number, budget in enumerate(BUDGETS):
@@ -52,6 +52,7 @@ def draw(results: pd.DataFrame) -> Any:
     panels[0].set_yscale("log")
     panels[0].set_yticks([100, 200, 500, 1000, 2000], ["100", "200", "500", "1,000", "2,000"])
     panels[0].minorticks_off()
+    panels[0].set_xticks([100 * w for w in MEASURED])
     for panel in panels[2:]:
         panel.set_xlabel("watermark (% of the pool's blocks)")
     legend_above(fig, 3, panels[0].get_legend_handles_labels()[0])
