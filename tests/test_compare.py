@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,59 @@ def test_a_perfetto_timeline_follows_the_trace_event_format(runs: dict[str, Run]
         runs["a"].to_perfetto(path)
     with pytest.raises(UserError, match="neither steps nor requests"):
         list(trace_events(Run("nothing")))
+
+
+def test_a_perfetto_timeline_keeps_the_formats_rules(runs: dict[str, Run], tmp_path: Path) -> None:
+    """Google's "Trace Event Format": numbers where numbers belong, finite; names of processes and threads as metadata, once each, for
+    whatever has events; spans of a thread nest; a counter has the same series at each of its times, and times do not go back."""
+
+    def number(value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    trace = json.loads(runs["a"].to_perfetto(tmp_path / "trace.json").read_text(), parse_constant=refuse)
+    events = trace["traceEvents"]
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    assert {e["ph"] for e in events} == {"M", "X", "C", "i"}
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert event["name"]
+        assert all(isinstance(event[key], int) and not isinstance(event[key], bool) and event[key] >= 0 for key in ("pid", "tid"))
+        assert number(event["ts"])
+        assert isinstance(event.get("args", {}), dict)
+        assert ("dur" in event) == (event["ph"] == "X")
+        assert number(event.get("dur", 0))
+        assert event["ph"] != "i" or event["s"] in ("g", "p", "t")
+        assert event["ph"] != "C" or all(number(value) for value in event["args"].values())
+    named = [(e["name"], e["pid"], e["tid"] if e["name"] != "process_name" else 0) for e in events if e["ph"] == "M"]
+    assert len(set(named)) == len(named)
+    for event in events:
+        if event["ph"] == "M":
+            what = {"process_name": "name", "thread_name": "name", "thread_sort_index": "sort_index"}[event["name"]]
+            assert isinstance(event["args"][what], int if what == "sort_index" else str)
+        else:
+            assert {("process_name", event["pid"], 0), ("thread_name", event["pid"], event["tid"])} <= set(named)
+    for _, track in threads(e for e in events if e["ph"] == "X"):
+        ends: list[float] = []  # of the spans that are open
+        for span in sorted(track, key=lambda e: (e["ts"], -e["dur"])):
+            while ends and ends[-1] <= span["ts"] + 1e-3:
+                ends.pop()
+            assert not ends or span["ts"] + span["dur"] <= ends[-1] + 1e-3
+            ends.append(span["ts"] + span["dur"])
+    for name in {e["name"] for e in events if e["ph"] == "C"}:
+        samples = [e for e in events if e["ph"] == "C" and e["name"] == name]
+        assert len({frozenset(e["args"]) for e in samples}) == 1
+        assert [e["ts"] for e in samples] == sorted(e["ts"] for e in samples)
+
+
+def threads(events: Iterable[dict[str, Any]]) -> Iterable[tuple[Any, list[dict[str, Any]]]]:
+    """Events by process and thread."""
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for event in events:
+        found.setdefault((event["pid"], event["tid"]), []).append(event)
+    return found.items()
 
 
 def test_csv_holds_what_the_frames_hold(runs: dict[str, Run], tmp_path: Path) -> None:
