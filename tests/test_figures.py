@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,17 @@ def test_a_figure_is_small_and_short(name: str) -> None:
     assert b"/Type3" not in fonts
     assert b"CreationDate" not in fonts
     assert b"<dc:date>" not in (folder / "figure.svg").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["first_light", *NUMBERED])
+def test_a_figure_fits_a_column_or_a_page_and_can_be_read_in_print(name: str) -> None:
+    """8.5 or 17.5 cm wide, so that it is printed as it is, and no text below 6 pt."""
+    pdf = (EXPERIMENTS / name / "figure.pdf").read_bytes()
+    (width,) = {float(found) for found in re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ", pdf)}
+    assert width / 72 * 2.54 in (pytest.approx(8.5, abs=0.01), pytest.approx(17.5, abs=0.01))
+    sizes = {float(found) for found in re.findall(rb"/F\d+ ([0-9.]+) Tf", pdf)}
+    assert sizes
+    assert min(sizes) >= 6
 
 
 def test_manifests_say_where_results_come_from() -> None:
