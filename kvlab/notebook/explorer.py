@@ -59,19 +59,20 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
 
     def __init__(self, controls: Controls) -> None:
         self.controls = controls
-        self.fig = figure_widget(empty_figure())
         self.run: Run | None = None
         self.setting = controls.setting()
         self.pins: list[tuple[str, Run]] = []
         self.num_drawn = 0
         self._data = NOTHING
-        self._drawing = Drawing(self.fig)
         self._lock = threading.RLock()  # the figure and the texts are written by one thread at a time
         self._folder = tempfile.TemporaryDirectory(prefix="kvlab-explorer-", ignore_cleanup_errors=True)
         self._num_runs = 0
         self._worker = NewestWins(self._fail)
         self._make_parts()
-        parts = [self._controls(), self._buttons(), self.message, self.fig, self.table, self.frame_view, self.command, Fit()]
+        fit = Fit()
+        self.fig = figure_widget(empty_figure())  # last: the page answers none of the others while it loads plotly
+        self._drawing = Drawing(self.fig)
+        parts = [self._controls(), self._buttons(), self.message, self.fig, self.table, self.frame_view, self.command, fit]
         super().__init__(parts, layout={"width": "100%"})
         for control in controls.all.values():
             control.observe(self._changed, "value")

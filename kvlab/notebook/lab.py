@@ -88,7 +88,7 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self._make_parts(seam)
         self._offer(seam, rivals)
         self.code.value = TEMPLATES[seam].strip("\n") + "\n" if source is None else source
-        super().__init__([self._top(), self.code, self.message, self.printed, self.fig, self.table, Fit()], layout={"width": "100%"})
+        super().__init__([self._top(), self.code, self.message, self.printed, self.fig, self.table, self.fit], layout={"width": "100%"})
         self.template.observe(self._template_chosen, "value")
         self.code.observe(lambda _: self.check(), "num_runs")
 
@@ -104,7 +104,8 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self.message = Message()
         self.printed = w.HTML(layout={"display": "none"})
         self.table = w.HTML(layout={"margin": "0 0 0 64px", "overflow": "auto"})
-        self.fig = figure_widget(_empty_figure())
+        self.fit = Fit()
+        self.fig = figure_widget(_empty_figure())  # last: the page answers none of the others while it loads plotly
         self.fig.layout.title.text = "No race yet"
 
     def _top(self) -> w.Widget:

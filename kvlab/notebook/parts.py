@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import anywidget
 import ipywidgets as w
 import plotly.graph_objects as go
 import traitlets
+from plotly.basewidget import BaseFigureWidget
 
 from kvlab.notebook.quick_start import import_nbformat
 from kvlab.results import Run
@@ -50,10 +52,27 @@ class Fit(anywidget.AnyWidget):
     _esm = STATIC / "fit.js"
 
 
+class Plot(go.FigureWidget):  # type: ignore[misc] # plotly has no types
+    """A FigureWidget whose own module is small and loads plotly's (`static/plotly.js` says why)."""
+
+    _esm = STATIC / "plotly.js"
+    _plotly = traitlets.Unicode().tag(sync=True)
+
+    @traitlets.default("_plotly")
+    def _module_of_plotly(self) -> str:
+        return _widget_bundle()
+
+
+@cache
+def _widget_bundle() -> str:
+    """Plotly's module for a FigureWidget."""
+    return str(BaseFigureWidget._esm)
+
+
 def figure_widget(fig: go.Figure) -> Any:
     """A plotly FigureWidget that measures its width again when told that something changed (`Fit`)."""
     import_nbformat()
-    made = go.FigureWidget(fig)
+    made = Plot(fig)
     made._config = {**made._config, "responsive": True}
     return made
 

@@ -27,7 +27,8 @@ CHROMIUM_FLAGS = (
 )  # fmt: skip
 
 # None of these is an error of ours: Lab asks for files that only other installations have;
-# anywidget complains of a module that takes over 2 s: plotly's has 5 MB, and the page is busy in a Run All. Tests see that it lives.
+# anywidget complains of a widget whose module came later than 2 s, in a page that was busy for so long. Such a widget hears no more of the
+# kernel (test_plot.py): a plot's module is therefore small, and those that only the page moves (Fit, the block map) need not hear.
 HARMLESS = (
     "[anywidget] Failed to initialize model", "favicon", "net::ERR_ABORTED", "ResizeObserver loop",
     "Failed to load resource: the server responded with a status of 404",
