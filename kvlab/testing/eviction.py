@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from random import Random
 
 from kvlab.policies.base import EvictionPolicy, KeyEviction
-from kvlab.testing.rules import Rules
+from kvlab.testing.rules import Rules, is_int
 from kvlab.testing.views import View, set_view
 from kvlab.types import Now
 
@@ -57,7 +57,7 @@ class ModelPool:
         """A checked victim; nothing is evicted yet."""
         victim = self.policy.victim(self.now)
         candidates = self.candidates()
-        legal = isinstance(victim, int) and not isinstance(victim, bool) and victim in candidates
+        legal = is_int(victim) and victim in candidates
         self.rules.require(legal, "victim", f"{victim!r} is none of the candidates {candidates}")
         return victim
 

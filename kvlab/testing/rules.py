@@ -129,3 +129,8 @@ def _forbidden(called: Any) -> str:
     if called is os.urandom or owner is random._inst:
         return "seeded"
     return "determinism" if called is builtins.hash else ""
+
+
+def is_int(value: object) -> bool:
+    """Whether it is a whole number, and no truth value."""
+    return isinstance(value, int) and not isinstance(value, bool)
