@@ -25,7 +25,7 @@ _SUBPACKAGES = ("compare", "analysis", "policies", "replay", "search", "testing"
 _LAZY = {
     "LLM": "kvlab.llm",
     "calibrate": "kvlab.calibration",
-    "GenerationOutput": "kvlab.llm",
+    "GenerationOutput": "kvlab.generation",
     "Run": "kvlab.results",
     "Runs": "kvlab.results",
     "load_runs": "kvlab.results",
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from kvlab.calibration import calibrate as calibrate
     from kvlab.composition import compose as compose
     from kvlab.explaining import explain as explain
+    from kvlab.generation import GenerationOutput as GenerationOutput
     from kvlab.llm import LLM as LLM
-    from kvlab.llm import GenerationOutput as GenerationOutput
     from kvlab.results import Run as Run
     from kvlab.results import Runs as Runs
     from kvlab.results import load_runs as load_runs

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvlab.assembly import engine_config, make_engine, parts_of, policy_objects
 from kvlab.config import check_value
 from kvlab.engine.config import PolicySet
-from kvlab.engine.detokenizer import Detokenizer
 from kvlab.engine.engine import Engine
-from kvlab.engine.sequence import Sequence as EngineSequence
-from kvlab.engine.sequence import SequenceGroup
+from kvlab.generation import Chunk, GenerationOutput, LiveRequest
 from kvlab.model.loading import LoadedModel, ModelSpec, load_model
 from kvlab.model.random_weights import SHAPES
 from kvlab.model.specs import dummy, hf, smollm2, tiny
@@ -25,67 +22,12 @@ from kvlab.model.tokenizer import Message, Tokenizer
 from kvlab.policies.admission.watermark import Watermark
 from kvlab.policies.block_sizing.fixed import Fixed
 from kvlab.progress import Progress
-from kvlab.types import Listener, Request, RequestRecord, SamplingParams, TokenLogprobs, UserError, unknown_name
+from kvlab.types import Listener, Request, SamplingParams, UserError, unknown_name
 
 CPU_KV_TOKENS = 16_384
 """Tokens of the KV pool on a CPU, unless a size is given."""
 
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One output of a prompt. `index`: 0 to n - 1 (beams: best first). `logprobs`: one entry a token, where they were asked for."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    logprobs: tuple[TokenLogprobs, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationOutput:
-    """What became of one prompt.
-
-    Attributes:
-        prompt: the text it came from, where there is one. outputs: n completions. record: times, cached tokens, preemptions.
-    """
-
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[Completion, ...]
-    record: RequestRecord
-
-    @property
-    def text(self) -> str:
-        """Text of the first completion."""
-        return self.outputs[0].text
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """Token ids of the first completion."""
-        return self.outputs[0].token_ids
-
-    @property
-    def finish_reason(self) -> str:
-        """Why the first completion ended: "stop", "length" ..."""
-        return self.outputs[0].finish_reason
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """New tokens of one completion, as they come. `prompt_index`: which prompt; `index`: which of its n completions.
-
-    `text`: what is certain by now: characters cut between tokens and possible beginnings of stop strings come later.
-    `finish_reason`: "" until the last chunk. Beam searches give one chunk a beam, at their end.
-    """
-
-    prompt_index: int
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
 
 
 class LLM:
@@ -216,12 +158,12 @@ class LLM:
             raise UserError(f"Model {self.loaded.name!r} has no tokenizer, so it can't read {what}: give token ids.")
         return self.tokenizer
 
-    def _start(self, requests: list[Request]) -> list[_Live]:
+    def _start(self, requests: list[Request]) -> list[LiveRequest]:
         for request in requests:
             self.engine.add_request(request)
-        return [_Live(i, request, self.engine.groups[request.request_id], self.tokenizer) for i, request in enumerate(requests)]
+        return [LiveRequest(i, request, self.engine.groups[request.request_id], self.tokenizer) for i, request in enumerate(requests)]
 
-    def _finish(self, live: list[_Live], on_chunk: Callable[[Chunk], None] | None, progress: bool) -> list[GenerationOutput]:
+    def _finish(self, live: list[LiveRequest], on_chunk: Callable[[Chunk], None] | None, progress: bool) -> list[GenerationOutput]:
         with Progress(len(live), "generate", "req", progress) as bar:
             for chunk in self._steps(live, streaming=on_chunk is not None):
                 if on_chunk is not None:
@@ -229,7 +171,7 @@ class LLM:
                 bar.update(sum(one.record is not None for one in live))
         return [one.output() for one in live]
 
-    def _steps(self, live: list[_Live], streaming: bool) -> Iterator[Chunk]:
+    def _steps(self, live: list[LiveRequest], streaming: bool) -> Iterator[Chunk]:
         """Step until all of `live` have ended. Yields chunks: every token when streaming, else the last one of each prompt."""
         waiting = {one.request.request_id: one for one in live}
         try:
@@ -249,59 +191,6 @@ class LLM:
             for request_id in waiting:
                 self.engine.abort(request_id)
             self.engine.take_ended()
-
-
-class _Live:
-    """A request in the engine, and how much of it has been streamed."""
-
-    def __init__(self, number: int, request: Request, group: SequenceGroup, tokenizer: Tokenizer | None) -> None:
-        self.number = number
-        self.request = request
-        self.group = group
-        self.record: RequestRecord | None = None
-        self._tokenizer = tokenizer
-        self._sent: dict[int, int] = {}
-        self._texts: dict[int, Detokenizer] = {}
-        self._closed: set[int] = set()
-
-    def chunks(self) -> Iterator[Chunk]:
-        """What is new since the last call."""
-        if self.request.sampling.beam_width:
-            if self.record is not None:
-                for index, ((ids, reason), text) in enumerate(zip(self.record.outputs, self._final_texts(), strict=True)):
-                    yield Chunk(self.number, index, text, ids, reason)
-            return
-        for seq in sorted([*self.group.seqs, *self.group.ended_seqs], key=lambda s: s.stream):
-            if seq.stream in self._closed:
-                continue
-            ids = seq.output_token_ids[self._sent.get(seq.stream, 0) :]
-            self._sent[seq.stream] = seq.num_output
-            if ids or seq.finish_reason:
-                yield Chunk(self.number, seq.stream, self._new_text(seq, ids), ids, seq.finish_reason)
-            if seq.finish_reason:
-                self._closed.add(seq.stream)
-
-    def _new_text(self, seq: EngineSequence, ids: tuple[int, ...]) -> str:
-        if seq.stop_checker is not None:
-            return seq.stop_checker.take() + (seq.stop_checker.take_rest() if seq.finish_reason else "")
-        if self._tokenizer is None:
-            return ""
-        text = self._texts.setdefault(seq.stream, Detokenizer(self._tokenizer))
-        return "".join(map(text.append, ids)) + (text.flush() if seq.finish_reason else "")
-
-    def _final_texts(self) -> tuple[str, ...]:
-        assert self.record is not None
-        return self.record.texts or ("",) * len(self.record.outputs)
-
-    def output(self) -> GenerationOutput:
-        """The finished request."""
-        assert self.record is not None
-        seqs = sorted(self.group.ended_seqs, key=lambda s: s.stream)
-        outputs = tuple(
-            Completion(i, text, ids, reason, tuple(seq.logprobs))
-            for i, ((ids, reason), text, seq) in enumerate(zip(self.record.outputs, self._final_texts(), seqs, strict=True))
-        )
-        return GenerationOutput(self.request.prompt, tuple(self.request.prompt_token_ids), outputs, self.record)
 
 
 def _as_list(prompts: Prompts) -> list[Any]:

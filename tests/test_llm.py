@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import kvlab
-from kvlab.llm import LLM, Chunk
+from kvlab.generation import Chunk
+from kvlab.llm import LLM
 from kvlab.model import load_model, tiny
 from kvlab.policies.eviction.fifo import Fifo
 from kvlab.types import RequestTooLong, SamplingParams, UserError
