@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,15 +37,14 @@ def latency(
     Raises:
         UserError: an unknown kind, a missing column.
     """
-    groups = _groups(requests, kinds, by)
+    panels = _panels(requests, kinds, by)
     fig = _grid(kinds, title)
-    if not any(len(v) for _, of_kind in groups for v in of_kind.values()):
+    if not panels:
         return nothing(fig, "no request finished with a latency to show")
-    for place, kind in enumerate(kinds):
-        row, col = place // 2 + 1, place % 2 + 1
-        unit, factor = _unit([of_kind[kind] for _, of_kind in groups])
-        for number, (name, of_kind) in enumerate(groups):
-            values = np.sort(of_kind[kind]) * factor
+    for kind, row, col, unit, factor, lines in panels:
+        shows_names = by is not None and (row, col) == (1, 1)
+        for number, (name, seconds) in enumerate(lines):
+            values = np.sort(seconds) * factor
             if not len(values):
                 continue
             style = line_style(number)
@@ -52,7 +52,7 @@ def latency(
             kept = np.unique(np.linspace(0, len(values) - 1, min(MAX_POINTS, len(values))).astype(int))
             fig.add_scatter(
                 x=[values[0], *values[kept]], y=[0, *share[kept]], mode="lines", name=name, legendgroup=name, row=row, col=col,
-                line={**style["line"], "shape": "hv"}, showlegend=by is not None and place == 0,  # type: ignore[dict-item]
+                line={**style["line"], "shape": "hv"}, showlegend=shows_names,  # type: ignore[dict-item]
                 hovertemplate=f"%{{y:.1f}} % within %{{x:.4~g}} {unit}<extra>{name}</extra>",
             )  # fmt: skip
             marks = np.percentile(values, (50, 90, 99))
@@ -72,19 +72,18 @@ def latency(
 def latency_percentiles(requests: pd.DataFrame, kinds: Sequence[str] = SHOWN, by: str | None = None,
                         title: str = "Latency percentiles") -> go.Figure:  # fmt: skip
     """The 50th, 90th, 95th and 99th percentile of each latency, a line for each value of `by`. Arguments and errors: see `latency`."""
-    groups = _groups(requests, kinds, by)
+    panels = _panels(requests, kinds, by)
     fig = _grid(kinds, title)
-    if not any(len(v) for _, of_kind in groups for v in of_kind.values()):
+    if not panels:
         return nothing(fig, "no request finished with a latency to show")
-    for place, kind in enumerate(kinds):
-        row, col = place // 2 + 1, place % 2 + 1
-        unit, factor = _unit([of_kind[kind] for _, of_kind in groups])
-        for number, (name, of_kind) in enumerate(groups):
-            if not len(of_kind[kind]):
+    for kind, row, col, unit, factor, lines in panels:
+        shows_names = by is not None and (row, col) == (1, 1)
+        for number, (name, seconds) in enumerate(lines):
+            if not len(seconds):
                 continue
             fig.add_scatter(
-                x=[f"P{p}" for p in PERCENTILES], y=np.percentile(of_kind[kind], PERCENTILES) * factor, name=name, legendgroup=name,
-                mode="lines+markers", row=row, col=col, showlegend=by is not None and place == 0, **line_style(number),
+                x=[f"P{p}" for p in PERCENTILES], y=np.percentile(seconds, PERCENTILES) * factor, name=name, legendgroup=name,
+                mode="lines+markers", row=row, col=col, showlegend=shows_names, **line_style(number),
                 hovertemplate=f"%{{x}}: %{{y:.4~g}} {unit}<extra>{name}</extra>",
             )  # fmt: skip
         fig.update_xaxes(type="category", row=row, col=col)
@@ -98,8 +97,19 @@ def _grid(kinds: Sequence[str], title: str) -> go.Figure:
     return fig.update_layout(template=TEMPLATE, title_text=title, height=130 + 220 * num_rows)
 
 
-def _groups(requests: pd.DataFrame, kinds: Sequence[str], by: str | None) -> list[tuple[str, dict[str, np.ndarray]]]:
-    """(name, kind -> seconds) for each value of `by`, NaN left out."""
+class _Panel(NamedTuple):
+    """A latency's place in the grid, its unit, and what a line shows: (name, seconds, NaN left out) for each value of `by`."""
+
+    kind: str
+    row: int
+    col: int
+    unit: str
+    factor: float
+    lines: list[tuple[str, np.ndarray]]
+
+
+def _panels(requests: pd.DataFrame, kinds: Sequence[str], by: str | None) -> list[_Panel]:
+    """One a kind; none where there is nothing to show in any."""
     if not kinds:
         raise UserError(f"kinds is empty; give some of {', '.join(KINDS)}.")
     for kind in kinds:
@@ -109,7 +119,11 @@ def _groups(requests: pd.DataFrame, kinds: Sequence[str], by: str | None) -> lis
     need(requests, ["finish_reason", *columns, *([by] if by else [])], OF_REQUESTS)
     done = requests[requests["finish_reason"].isin(FINISHED)]
     parts = [("", done)] if by is None else [(f"{by} = {value!s}", part) for value, part in done.groupby(by, sort=True)]
-    return [(name, {kind: _seconds(part, kind) for kind in kinds}) for name, part in parts]
+    panels = []
+    for place, kind in enumerate(kinds):
+        lines = [(name, _seconds(part, kind)) for name, part in parts]
+        panels.append(_Panel(kind, place // 2 + 1, place % 2 + 1, *_unit([seconds for _, seconds in lines]), lines))
+    return panels if any(len(seconds) for panel in panels for _, seconds in panel.lines) else []
 
 
 def _seconds(requests: pd.DataFrame, kind: str) -> np.ndarray:
