@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from kvlab.confidence import mean_interval
+from kvlab.flat import flatten
 from kvlab.types import unknown_name
 
 if TYPE_CHECKING:
@@ -40,15 +41,13 @@ def aggregate(runs: Runs, by: str | Sequence[str] | None, figures: Sequence[str]
 
 def _figures_of(runs: Runs, frame: pd.DataFrame) -> list[str]:
     """Columns of the summary that hold numbers."""
-    from kvlab.results import flatten
-
     names = dict.fromkeys(key for run in runs for key in flatten(run.summary))
     return [name for name in names if name in frame and pd.to_numeric(frame[name], errors="coerce").notna().any()]
 
 
 def varied_columns(runs: Runs, frame: pd.DataFrame) -> list[str]:
     """Configuration columns that differ between runs, without seeds; of columns that vary together the first with the shortest name."""
-    from kvlab.results import OWN_COLUMNS, flatten
+    from kvlab.results import OWN_COLUMNS
 
     figures = {key for run in runs for key in flatten(run.summary)} | set(OWN_COLUMNS)
     found: dict[tuple[str, ...], str] = {}

@@ -13,7 +13,8 @@ import pandas as pd
 
 from kvlab.confidence import bootstrap
 from kvlab.decisions import DecisionDifference, first_difference
-from kvlab.results import Run, flatten
+from kvlab.flat import flatten
+from kvlab.results import Run
 from kvlab.tables import text_table
 from kvlab.trace.summary import FIGURES, FINISHED
 from kvlab.types import UserError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from kvlab.aggregating import varied_columns
-from kvlab.results import flatten
+from kvlab.flat import flatten
 from kvlab.trace.schema import TABLES
 from kvlab.trace.store import atomic, disk_error, write_text
 from kvlab.trace.summary import FIGURES

@@ -5,24 +5,20 @@ Reading is tolerant: failed, killed, partial, foreign, empty and damaged folders
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import pandas as pd
 
+from kvlab.flat import flatten
+from kvlab.reading import read_run, run_folders
 from kvlab.shared import Copy, SharedFolder, is_url
 from kvlab.trace.frames import empty_frame
 from kvlab.trace.recorder import Recorder
-from kvlab.trace.run_folder import MARK, is_alive, read_json
-from kvlab.trace.store import PARTS, read_table, table_paths
-from kvlab.trace.summary import FIGURES, format_summary, summarize
+from kvlab.trace.store import read_table, table_paths
+from kvlab.trace.summary import format_summary, summarize
 from kvlab.types import UserError
-
-MARKS = (MARK, PARTS, "status.json", "summary.json", "steps.parquet", "requests.parquet", "steps.jsonl", "requests.jsonl")
-"""A folder that holds one of these is a run's."""
 
 OWN_COLUMNS = ("run", "status", "notes", "folder")
 
@@ -169,12 +165,7 @@ class Run:
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder. Give a run's folder, or one that holds runs.")
-        notes: list[str] = []
-        status = _json(folder, "status.json", notes)
-        run = cls(
-            name or folder.name, folder=folder, config=_config(folder, notes), summary=_summary(folder, notes),
-            status={**status, "state": _state(folder, status)}, env=_json(folder, "env.json", notes), notes=notes,
-        )  # fmt: skip
+        run = cls(name or folder.name, folder=folder, **read_run(folder)._asdict())
         if not run.summary and run.state not in ("empty", "foreign"):
             run._summarize()
         return run
@@ -314,7 +305,7 @@ def load_runs(path: Path | str | Iterable[Path | str]) -> Runs:
             copies[root] = copy
         if not root.is_dir():
             raise UserError(f"{root} is not a folder. Give a run's folder, or one that holds runs.")
-        for folder in _run_folders(root, 0):
+        for folder in run_folders(root):
             name = folder.relative_to(root).as_posix() if folder != root else root.resolve().name
             found.setdefault(folder, name)
     names = list(found.values())
@@ -324,107 +315,3 @@ def load_runs(path: Path | str | Iterable[Path | str]) -> Runs:
             if run.folder is not None and run.folder.is_relative_to(root):
                 run.copied_from(copy, run.folder.relative_to(root).as_posix())
     return Runs(runs)
-
-
-def _run_folders(folder: Path, depth: int) -> list[Path]:
-    """The runs at or under a folder in natural order. At depth 0 and 1 a folder without any stands for itself."""
-    if _is_run(folder):
-        return [folder]
-    try:
-        children = sorted((p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")), key=_natural)
-    except OSError:
-        children = []
-    inner = [run for child in children if not child.is_symlink() for run in _run_folders(child, depth + 1)]
-    return inner or ([folder] if depth <= 1 else [])
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / mark).exists() for mark in MARKS)
-
-
-def _natural(path: Path) -> list[Any]:
-    """Sort key under which 10 comes after 9."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", path.name) if part]
-
-
-def _state(folder: Path, status: Mapping[str, Any]) -> str:
-    state = status.get("state")
-    if isinstance(state, str):
-        return "killed" if state == "running" and not is_alive(dict(status)) else state
-    if _is_run(folder):
-        return "partial"
-    try:
-        return "foreign" if any(folder.iterdir()) else "empty"
-    except OSError:
-        return "foreign"
-
-
-def _json(folder: Path, name: str, notes: list[str]) -> dict[str, Any]:
-    path = folder / name
-    if not path.exists():
-        return {}
-    try:
-        value = read_json(path)
-        if isinstance(value, dict):
-            return value
-        notes.append(f"{name} is damaged: not an object")
-    except (OSError, ValueError) as error:
-        notes.append(f"{name} is damaged: {error}")
-    return {}
-
-
-def _summary(folder: Path, notes: list[str]) -> dict[str, Any]:
-    """The figures of a run; those that are no numbers are left out."""
-    summary = _json(folder, "summary.json", notes)
-    for figure in FIGURES:
-        value = summary.get(figure.key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            notes.append(f"summary.json is damaged: {figure.key} is {value!r:.40}, no number")
-            del summary[figure.key]
-    return summary
-
-
-def _config(folder: Path, notes: list[str]) -> dict[str, Any]:
-    path = folder / "config.yaml"
-    if not _is_run(folder) or not path.exists():
-        return {}
-    try:
-        value = _parse_yaml(path.read_text(encoding="utf-8"))
-        if isinstance(value, dict):
-            return value
-        notes.append("config.yaml is damaged: not a mapping")
-    except (OSError, ValueError) as error:
-        notes.append(f"config.yaml is damaged: {str(error).splitlines()[0]}")
-    return {}
-
-
-def _parse_yaml(text: str) -> Any:
-    """A value from YAML; from JSON alone (which kvlab writes then) where PyYAML is missing. Raises ValueError."""
-    try:
-        import yaml
-    except ImportError:
-        return json.loads(text)
-    try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # the C one is ten times as fast
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-
-
-def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted keys; lists as JSON text. A node with `_target_` is also its class's short name."""
-    out: dict[str, Any] = {}
-    for key, item in value.items():
-        name = f"{prefix}{key}"
-        if isinstance(item, Mapping):
-            if "_target_" in item:
-                out[name] = _short(str(item["_target_"]))
-            out.update(flatten({k: v for k, v in item.items() if k != "_target_"}, f"{name}."))
-        else:
-            out[name] = json.dumps(item, default=str) if isinstance(item, (list, tuple)) else item
-    return out
-
-
-def _short(target: str) -> str:
-    """A class's name; a policy of kvlab's goes by its file's name, which is also its yaml's."""
-    parts = target.split(".")
-    return parts[-2] if target.startswith("kvlab.policies.") else parts[-1]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab import __version__
-from kvlab.results import MARKS
+from kvlab.reading import MARKS
 from kvlab.sweep_points import Point
 from kvlab.trace.run_folder import RESERVE, process_start, read_json
 from kvlab.trace.store import disk_error, write_json
