@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from collections.abc import Sequence as Seqs
 
 import numpy as np
@@ -10,12 +10,16 @@ import numpy as np
 from kvlab.cache.manager import KVCacheManager
 from kvlab.engine.beam import BeamMove, BeamState
 from kvlab.engine.detokenizer import Detokenizer
+from kvlab.engine.flight import Flight
 from kvlab.engine.scheduler import Scheduler
 from kvlab.engine.sequence import Sequence, SequenceGroup
 from kvlab.engine.stopping import StopChecker
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.types import Candidate, Outcome, Plan, ScheduledSeq
-from kvlab.types.columns import Decodes, OneEach
+from kvlab.types.columns import Ints, OneEach, entry_of
+
+LaneEvents = dict[int, tuple[int, bool, bool]]
+"""seq_id -> (lane, has filled a block, may end)."""
 
 
 class StepCounts:
@@ -47,19 +51,29 @@ class Committer:
         self.on_finish = on_finish
         self.sequences = sequences
 
-    def commit(self, plan: Plan, outcome: Outcome, end_s: float, wanted: Container[int] | None = None) -> StepCounts:
-        """Apply one step; `end_s` is the time at which its tokens exist. `wanted`: sequences whose tokens are (None: all); the others
-        have ended or given way while the step was in flight."""
+    def commit(self, plan: Plan, outcome: Outcome, end_s: float, flight: Flight | None = None) -> StepCounts:
+        """Apply one step; `end_s` is the time at which its tokens exist. `flight` (depth 1): knows the sequences whose tokens are wanted;
+        the others have ended or given way meanwhile."""
         counts = StepCounts()
         size, sequences, publishes = self.kv.block_size, self.sequences, self.kv.prefix_cache.enabled
         drops = self.kv.compression.attention_window is not None or not self.kv.compression.lossless
-        scheduled_seqs, accepted = self._commit_lanes(plan, outcome, end_s, counts)
-        if wanted is not None:
-            scheduled_seqs, accepted = self._drop_unwanted(scheduled_seqs, accepted, wanted, counts)
+        lanes, ended_lanes = self.scheduler.lanes, list[int]()
+        scheduled_seqs, accepted, events = self._commit_lanes(plan, outcome, end_s, counts, flight)
+        if flight is not None:
+            scheduled_seqs, accepted = self._drop_unwanted(scheduled_seqs, accepted, flight, events, counts)
         beams: dict[SequenceGroup, dict[int, tuple[Candidate, ...]]] = {}
         computed: list[Sequence] = []
         num_generation = num_output = 0  # of the common case; the others count by themselves
         for scheduled, tokens in zip(scheduled_seqs, accepted, strict=True):
+            if scheduled.seq_id in events:
+                lane, fills, may_end = events[scheduled.seq_id]
+                if fills:
+                    lanes.publish(lane)
+                reason = lanes.why_ended(lane) if may_end else ""
+                if reason:
+                    self.finish(lanes.leave(lane), reason, end_s)
+                    ended_lanes.append(lane)
+                continue
             seq = sequences[scheduled.seq_id]
             group = seq.group
             first = scheduled.first_position
@@ -86,6 +100,8 @@ class Committer:
                     self._accept(seq, tokens, outcome, end_s, counts)
             if drops or not group.is_plain:
                 computed.append(seq)
+        if ended_lanes:
+            lanes.drop(ended_lanes)
         counts.generation += num_generation
         counts.output += num_output
         self._attach(computed)
@@ -97,41 +113,40 @@ class Committer:
                     self.kv.drop_head(seq)
         return counts
 
-    def _commit_lanes(self, plan: Plan, outcome: Outcome, end_s: float,
-                      counts: StepCounts) -> tuple[Seqs[ScheduledSeq], Seqs[tuple[int, ...]]]:  # fmt: skip
-        """One token for each lane. Returns what is scheduled besides, and the tokens that came of it."""
+    def _commit_lanes(self, plan: Plan, outcome: Outcome, end_s: float, counts: StepCounts,
+                      flight: Flight | None) -> tuple[Seqs[ScheduledSeq], Seqs[tuple[int, ...]], LaneEvents]:  # fmt: skip
+        """One token for each lane. Returns what is left to be done in the plan's order: what is scheduled besides and lanes to which
+        something happens, the tokens that came of it, and what happens."""
         lanes, scheduled, tokens = self.scheduler.lanes, plan.scheduled, outcome.tokens
-        if not isinstance(scheduled, Decodes) or scheduled is not lanes.scheduled:
-            return scheduled, tokens
-        num = len(lanes)
-        if isinstance(tokens, OneEach) and len(tokens.ids) == num:
-            ids, rest = tokens.ids, tokens.rest
-        else:
-            ids, rest = np.array([token for token, in tokens[:num]]), tuple(tokens[num:])
+        is_in = scheduled is lanes.scheduled if flight is None else flight.lanes is not None
+        if not is_in or not scheduled:
+            return scheduled, tokens, {}
+        num, places = len(lanes), None if flight is None else flight.places
         counts.generation += num
         counts.output += num
-        ended = []
-        for lane, fills, may_end in lanes.advance(ids, end_s):
-            if fills:
-                lanes.publish(lane)
-            reason = lanes.why_ended(lane) if may_end else ""
-            if reason:
-                self.finish(lanes.leave(lane), reason, end_s)
-                ended.append(lane)
-        if ended:
-            lanes.drop(ended)
-        return scheduled.rest, rest
+        events = {lanes.seqs[lane].seq_id: (lane, fills, may_end)
+                  for lane, fills, may_end in lanes.advance(_lane_ids(tokens, places, num), end_s)}  # fmt: skip
+        eventful = [lane for lane, _, _ in events.values()]
+        if places is None:
+            left = [*eventful, *range(num, len(scheduled))]
+        else:
+            is_left = np.ones(len(scheduled), dtype=np.bool_)
+            is_left[places] = False
+            is_left[places[eventful]] = True
+            left = np.flatnonzero(is_left).tolist()
+        return [entry_of(scheduled, i) for i in left], [entry_of(tokens, i) for i in left], events
 
-    def _drop_unwanted(self, scheduled_seqs: Seqs[ScheduledSeq], tokens: Seqs[tuple[int, ...]], wanted: Container[int],
+    def _drop_unwanted(self, scheduled_seqs: Seqs[ScheduledSeq], tokens: Seqs[tuple[int, ...]], flight: Flight, events: LaneEvents,
                        counts: StepCounts) -> tuple[Seqs[ScheduledSeq], Seqs[tuple[int, ...]]]:  # fmt: skip
         """What is left without them. A sequence that gave way did compute (and may have to again); of one that has ended nothing is
         recorded."""
-        kept = [i for i, scheduled in enumerate(scheduled_seqs) if scheduled.seq_id in wanted]
+        kept = [i for i, scheduled in enumerate(scheduled_seqs) if scheduled.seq_id in flight.moves or scheduled.seq_id in events]
         if len(kept) == len(scheduled_seqs):
             return scheduled_seqs, tokens
-        for scheduled in scheduled_seqs:
+        dropped = set(range(len(scheduled_seqs))).difference(kept)
+        for scheduled in (scheduled_seqs[i] for i in sorted(dropped)):
             seq = self.sequences.get(scheduled.seq_id)
-            if seq is not None and scheduled.seq_id not in wanted:
+            if seq is not None:
                 self._count(seq, scheduled.first_position, scheduled.first_position + scheduled.num_new_tokens, counts)
         return [scheduled_seqs[i] for i in kept], [tokens[i] for i in kept]
 
@@ -291,3 +306,13 @@ class Committer:
             seq.token_times = [*times, end_s][: len(hypothesis.token_ids)]
             group.ended_seqs.append(seq)
         self.on_finish(group, end_s)
+
+
+def _lane_ids(tokens: Seqs[tuple[int, ...]], places: Ints | None, num_lanes: int) -> Ints:
+    """The token of each lane."""
+    if isinstance(tokens, OneEach):
+        if places is None and len(tokens.ids) == num_lanes:
+            return tokens.ids
+        if places is not None and places.max() < len(tokens.ids):
+            return tokens.ids[places]
+    return np.array([tokens[place][0] for place in (range(num_lanes) if places is None else places.tolist())])

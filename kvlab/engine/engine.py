@@ -11,7 +11,6 @@ At depth 1 a plan is submitted before the outcome of the one before is asked for
 from __future__ import annotations
 
 import time
-from collections.abc import Container
 from collections.abc import Sequence as Seqs
 from typing import NamedTuple
 
@@ -103,6 +102,7 @@ class Engine:
         self._step = 0  # that block events belong to
         self._num_launched = 0
         self._flights: list[Flight] = []  # submitted and not committed, in order
+        self.scheduler.lanes.flights = self._flights
         self._finished: list[RequestRecord] = []
         self._untold: list[RequestRecord] = []  # ended within this step; listeners hear of them once the commit is complete
         runner.initialize(RunnerConfig(config.num_blocks, config.num_cpu_blocks, config.block_size, config.max_num_seqs,
@@ -282,7 +282,7 @@ class Engine:
         scheduled = time.perf_counter()
         flight = Flight(plan, self.runner.submit(plan), scheduled - start, scheduled)
         if self.config.depth:
-            flight.take_off(self._sequences)
+            flight.take_off(self._sequences, self.scheduler.lanes)
         self._flights.append(flight)
         self._num_launched += 1
 
@@ -296,9 +296,8 @@ class Engine:
         self._step = plan.step
         if self.config.depth:
             self._take_back(flight)
-        wanted = flight.moves if self.config.depth else None
-        before = self._num_outputs(plan, wanted) if self._tell_computed else {}
-        counts = self.committer.commit(plan, outcome, end_s, wanted)
+        before = self._num_outputs(flight) if self._tell_computed else {}
+        counts = self.committer.commit(plan, outcome, end_s, flight if self.config.depth else None)
         if before:
             self._say_computed(before, Now(plan.step, end_s))
         for later in self._flights:
@@ -323,16 +322,19 @@ class Engine:
 
     def _recall(self, group: SequenceGroup) -> None:
         """What is in flight of a group is not wanted any more."""
+        if group.lanes is not None:
+            group.lanes.remove(group)
         for flight in reversed(self._flights):
             flight.recall(group)
 
-    def _num_outputs(self, plan: Plan, wanted: Container[int] | None) -> dict[SequenceGroup, list[int]]:
-        """For each group of the plan: output tokens so far, tokens computed in this step. Of sequences that are `wanted` (None: all)."""
+    def _num_outputs(self, flight: Flight) -> dict[SequenceGroup, list[int]]:
+        """For each group of the plan: output tokens so far, tokens computed in this step. Of sequences whose tokens are wanted."""
         counts: dict[SequenceGroup, list[int]] = {}
-        for scheduled in plan.scheduled:
-            if wanted is not None and scheduled.seq_id not in wanted:
+        for scheduled in flight.plan.scheduled:
+            seq = self._sequences.get(scheduled.seq_id)
+            if seq is None or (self.config.depth and not flight.wants(seq)):
                 continue
-            group = self._sequences[scheduled.seq_id].group
+            group = seq.group
             if group not in counts:
                 counts[group] = [group.num_all_output_tokens, 0]
             counts[group][1] += scheduled.num_new_tokens

@@ -18,10 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvlab.engine.runners.base import Handle
 from kvlab.engine.sequence import Sequence, SequenceGroup
 from kvlab.types import LATE, Plan
+from kvlab.types.columns import Ints
+
+if TYPE_CHECKING:
+    from kvlab.engine.steady import Lanes
 
 
 @dataclass(slots=True)
@@ -47,36 +54,62 @@ class Move:
 
 @dataclass(slots=True)
 class Flight:
-    """A submitted plan and its handle. `schedule_s`, `submitted_s`: how long it took to make, and when it was submitted (performance
-    counter). `moves`: by sequence, those of its sequences whose tokens are still wanted."""
+    """A submitted plan and its handle.
+
+    Attributes:
+        schedule_s, submitted_s: how long it took to make, and when it was submitted (performance counter).
+        moves: by sequence, those of its sequences whose tokens are still wanted, but for the `lanes` (None: none are in it).
+        places: where the lanes stand in `plan.scheduled`; None: they are its first.
+    """
 
     plan: Plan
     handle: Handle
     schedule_s: float
     submitted_s: float
     moves: dict[int, Move] = field(default_factory=dict)
+    lanes: Lanes | None = None
+    places: Ints | None = None
 
-    def take_off(self, sequences: Mapping[int, Sequence]) -> None:
+    def take_off(self, sequences: Mapping[int, Sequence], lanes: Lanes) -> None:
         """Every sequence of the plan is one step further."""
-        for entry in self.plan.scheduled:
+        scheduled = self.plan.scheduled
+        for entry in lanes.take_off(self) if scheduled is lanes.scheduled else scheduled:
             seq = sequences[entry.seq_id]
             seq.flight = self.plan.step
             move = self.moves[entry.seq_id] = Move(seq, entry.num_new_tokens, bool(entry.num_samples) and _goes_on(seq))
             move.take_off()
 
+    def take_in(self, seq_ids: list[int], num_lanes: int) -> None:
+        """Sequences of it become lanes, behind `num_lanes` others."""
+        places = {entry.seq_id: place for place, entry in enumerate(self.plan.scheduled)}
+        for seq_id in seq_ids:
+            del self.moves[seq_id]
+        before = np.arange(num_lanes) if self.places is None else self.places
+        self.places = np.concatenate((before, np.array([places[seq_id] for seq_id in seq_ids])))
+
+    def wants(self, seq: Sequence) -> bool:
+        """Whether a sequence's tokens are still wanted."""
+        return seq.seq_id in self.moves or (self.lanes is not None and seq.group.lanes is self.lanes)
+
     def take_back(self) -> None:
         """Undo that, for all of them."""
         for move in self.moves.values():
             move.take_back()
+        if self.lanes is not None:
+            self.lanes.ahead -= 1
 
     def take_off_again(self, sequences: Mapping[int, Sequence]) -> None:
         """After `take_back` and the commit of an earlier step: those that still live."""
         self.moves = {seq_id: move for seq_id, move in self.moves.items() if seq_id in sequences}
         for move in self.moves.values():
             move.take_off()
+        if self.lanes is not None:
+            self.lanes.ahead += 1
 
     def land(self) -> None:
         """Its sequences are in flight no longer, unless a later step has them."""
+        if self.lanes is not None:
+            self.lanes.air.pop(0)
         for move in self.moves.values():
             if move.seq.flight == self.plan.step:
                 move.seq.flight = -1

@@ -50,6 +50,12 @@ class PlanBuilder:
 
     def take_out(self, group: SequenceGroup) -> None:
         """Undo `add` for a group that gives way or ends in this very step; its budget comes back."""
+        self.take_apart(group)
+        for _, num_new, _ in self.work.pop(group, ()):
+            self.budget += num_new
+
+    def take_apart(self, group: SequenceGroup) -> None:
+        """A group that is about to be taken out is kept in columns no longer, nor are those that are with it."""
         if group.lanes is not None:
             groups = group.lanes.groups
             group.lanes.dissolve()
@@ -59,8 +65,6 @@ class PlanBuilder:
                 self.work.update({g: [(g.seqs[0], 1, 1)] for g in groups})
                 self.work.update(behind)
                 self.lanes = None
-        for _, num_new, _ in self.work.pop(group, ()):
-            self.budget += num_new
 
     def stay_out(self, group: SequenceGroup) -> None:
         """Undo the return of a group that was swapped in in this very step (its blocks are let go, or written anew, by others)."""

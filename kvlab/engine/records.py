@@ -57,7 +57,7 @@ class StatsMaker:
         counts_reserved, size = self._kv.regions is not None, self._kv.block_size
         num_seqs, num_ctx, num_held, reserved = len(lanes), lanes.num_ctx, lanes.num_blocks, 0
         wasted = num_held * size - num_ctx
-        for group in self._scheduler.running[num_seqs:]:
+        for group in lanes.others(self._scheduler.running):
             seqs = group.seqs
             num_seqs += len(seqs)
             if len(seqs) == 1 and group.is_forked:

@@ -73,7 +73,7 @@ class Scheduler:
         self.block_bytes = block_bytes
         self.waiting = WaitingQueue(policies.scheduling, Prefixes(kv))
         self.running: list[SequenceGroup] = []
-        self.lanes = Lanes(kv, not config.depth and always_decodes(policies.batching))  # the first of `running`, where they only decode
+        self.lanes = Lanes(kv, always_decodes(policies.batching))  # the first of `running`, where they only decode
         self.swapped: list[SequenceGroup] = []
         self.queues = Queues(self)
         self.released: list[int] = []  # sequences the runner must forget, since the last plan
@@ -169,17 +169,18 @@ class Scheduler:
         num = lanes.follow(self.running)
         if not num:
             return tuple(running)
-        if build.work or build.budget < num or (self._orders_running and list(running[:num]) != lanes.groups):
+        if build.work or build.budget < num or (self._orders_running and lanes.less_resting(running)[:num] != lanes.groups):
             lanes.dissolve()
             return tuple(running)
         num_grown = lanes.grow()
         if num_grown == num:
             build.add_lanes(lanes)
-        else:
-            lanes.dissolve()
-            for group in running[:num_grown]:
-                build.add(group, [(group.seqs[0], 1, 1)])
-        return tuple(running[num_grown:])
+            return tuple(lanes.others(running))
+        grown = lanes.groups[:num_grown]
+        lanes.dissolve()
+        for group in grown:
+            build.add(group, [(group.seqs[0], 1, 1)])
+        return tuple(running)  # who has got something is passed over
 
     def _running_order(self, now: Now) -> Seqs[SequenceGroup]:
         """The batching policy's order of the running groups."""
@@ -286,6 +287,7 @@ class Scheduler:
         view = base.VictimView(victim, kv.swapper.num_distinct_tokens(victim), kv.swapper.num_swap_blocks(victim),
                                kv.cpu_pool.num_available, self.block_bytes)  # fmt: skip
         wanted = policy.mode.mode(view, build.now)
+        build.take_apart(victim)
         self.recall(victim)
         if wanted not in ("recompute", "swap"):
             raise IllegalDecision("preemption mode", policy.mode, f"mode {wanted!r}", "'recompute' or 'swap'")
@@ -358,7 +360,7 @@ class Scheduler:
         num_lanes = len(self.lanes.groups)
         if num_lanes == len(self.running):
             return num_lanes
-        return num_lanes + sum([g.num_sequences for g in self.running[num_lanes:]])
+        return num_lanes + sum([g.num_sequences for g in self.lanes.others(self.running)])
 
     def _schedule_swapped(self, build: PlanBuilder) -> None:
         """Swapped groups come back, oldest first, while they are admitted and fit."""

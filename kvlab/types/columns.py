@@ -58,6 +58,10 @@ class _AsTuple(Sequence[T]):
             self._made = (*self._head(), *self.rest)
         return self._made
 
+    @abstractmethod
+    def entry(self, index: int) -> T:
+        """One of them; no tuple of all is made for it."""
+
     @overload
     def __getitem__(self, index: int) -> T: ...
     @overload
@@ -107,6 +111,11 @@ class Decodes(_AsTuple[ScheduledSeq]):
     def __len__(self) -> int:
         return len(self.seq_ids) + len(self.rest)
 
+    def entry(self, index: int) -> ScheduledSeq:
+        """See `_AsTuple`."""
+        num = len(self.seq_ids)
+        return ScheduledSeq(self.seq_ids[index], int(self.first[index]) + self.offset, 1) if index < num else self.rest[index - num]
+
 
 class OneEach(_AsTuple[tuple[int, ...]]):
     """Token ids, `Plan.token_ids` or `Outcome.tokens`: one for each of the first sequences (`ids`, never written), then the `rest`."""
@@ -123,3 +132,13 @@ class OneEach(_AsTuple[tuple[int, ...]]):
 
     def __len__(self) -> int:
         return len(self.ids) + len(self.rest)
+
+    def entry(self, index: int) -> tuple[int, ...]:
+        """See `_AsTuple`."""
+        num = len(self.ids)
+        return (int(self.ids[index]),) if index < num else self.rest[index - num]
+
+
+def entry_of(items: Sequence[T], index: int) -> T:
+    """One of `items`, which may be columns."""
+    return items.entry(index) if isinstance(items, _AsTuple) else items[index]

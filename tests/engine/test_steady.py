@@ -15,7 +15,9 @@ from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.policies.batching import Chunked
 from kvlab.policies.prefix_cache import Radix
 from kvlab.testing.invariants import check_drained, check_invariants
-from kvlab.types import GroupView, Now, UserError
+from kvlab.testing.late import LateRunner
+from kvlab.testing.paged_fake import PagedFakeRunner
+from kvlab.types import LATE, GroupView, Now, UserError
 from kvlab.types.columns import Decodes
 
 NEVER = 10**9
@@ -47,8 +49,9 @@ class Counted:
         monkeypatch.setattr(steady.Lanes, "plan", counted)
 
 
-def scene(seed: int, fewest: int, monkeypatch: pytest.MonkeyPatch, listens: bool, **fixed: Any) -> Log:
-    """Requests of all kinds that come in the middle, some aborted, in a pool too small for all of them."""
+def scene(seed: int, fewest: int, monkeypatch: pytest.MonkeyPatch, listens: bool, depth: int, **fixed: Any) -> Log:
+    """Requests of all kinds that come in the middle, some aborted, in a pool too small for all of them. At depth 1 the paged runner is
+    late, and looks at what is in flight."""
     monkeypatch.setattr(steady, "FEWEST", fewest)
     draw = Random(seed)
     size = fixed.pop("block_size", draw.choice([1, 3, 16, 17]))
@@ -56,9 +59,11 @@ def scene(seed: int, fewest: int, monkeypatch: pytest.MonkeyPatch, listens: bool
     seams: dict[str, Any] = {seam: draw.choice(policy_names(seam)) for seam in drawn}
     seams["prefix_cache"] = draw.choice(["none", "none", "hash", Radix(), Radix(partial_block_copy=True)])
     seams |= {"mode": draw.choice(policy_names("preemption/mode"))} | fixed
+    paged = LateRunner(PagedFakeRunner(VOCAB)) if depth else PagedFakeRunner(VOCAB)
     engine, log = make_engine(
         draw.randint(30, 60) * 16 // size, size, policies(**seams), eos=EOS, vocab_size=VOCAB, log=None if listens else Silent(),
-        runner=None if draw.random() < 0.5 else SimulatedRunner(VOCAB), num_cpu_blocks=draw.choice([0, 200]), block_bytes=300_000,
+        depth=depth, runner=paged if draw.random() < 0.5 else SimulatedRunner(VOCAB),
+        num_cpu_blocks=draw.choice([0, 200]), block_bytes=300_000,
         max_num_batched_tokens=draw.choice([24, 64, 2048]), max_num_seqs=draw.choice([10, 24]),
     )  # fmt: skip
     for i in range(30):
@@ -94,22 +99,24 @@ def same(one: Log, other: Log) -> None:
     assert one.records == other.records
 
 
-def compare(seeds: range, monkeypatch: pytest.MonkeyPatch, **fixed: Any) -> Counted:
+def compare(seeds: range, monkeypatch: pytest.MonkeyPatch, depth: int = 0, **fixed: Any) -> Counted:
     counted = Counted(monkeypatch)
     for seed in seeds:
         for listens in (True, False):
-            with_lanes = scene(seed, 1 + seed % 4, monkeypatch, listens, **fixed)
+            with_lanes = scene(seed, 1 + seed % 4, monkeypatch, listens, depth, **fixed)
             num_steps = counted.steps
-            without = scene(seed, NEVER, monkeypatch, listens, **fixed)
+            without = scene(seed, NEVER, monkeypatch, listens, depth, **fixed)
             assert counted.steps == num_steps
             same(with_lanes, without)
     return counted
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("block_size", [1, 16, 17])
-def test_random_scenes_decide_the_same(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = compare(range(100 * block_size, 100 * block_size + 12), monkeypatch, block_size=block_size)
+def test_random_scenes_decide_the_same(block_size: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    num = 8 if depth else 12
+    counted = compare(range(100 * block_size, 100 * block_size + num), monkeypatch, depth, block_size=block_size)
     assert counted.lanes > 3 * counted.steps > 0
     assert counted.mixed > 0
 
@@ -129,13 +136,14 @@ def test_who_comes_behind_a_lane_that_gives_way_is_scheduled_all_the_same(seed: 
 
 
 @pytest.mark.full
-def test_many_random_scenes_decide_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compare(range(5_000, 5_300), monkeypatch).steps > 0
+@pytest.mark.parametrize("depth", [0, 1])
+def test_many_random_scenes_decide_the_same(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compare(range(5_000, 5_300), monkeypatch, depth).steps > 0
 
 
-def crowd(num: int, monkeypatch: pytest.MonkeyPatch, fewest: int = 1, **seams: Any) -> tuple[Engine, Log]:
+def crowd(num: int, monkeypatch: pytest.MonkeyPatch, fewest: int = 1, depth: int = 0, **seams: Any) -> tuple[Engine, Log]:
     monkeypatch.setattr(steady, "FEWEST", fewest)
-    engine, log = make_engine(200, 4, policies(**{"prefix_cache": "none"} | seams), runner=SimulatedRunner(97))
+    engine, log = make_engine(200, 4, policies(**{"prefix_cache": "none"} | seams), runner=SimulatedRunner(97), depth=depth)
     for i in range(num):
         engine.add_request(request(f"r{i}", prompt_of(3 + i, i), 20))
     return engine, log
@@ -190,6 +198,49 @@ def test_an_abort_takes_one_lane_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(engine.scheduler.lanes) == 2
     run_to_end(engine, 50)
     assert [log.records[f"r{i}"].num_output_tokens for i in range(3)] == [20, 4, 20]
+
+
+def test_lanes_at_depth_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 3, 4 and 5 tokens, 20 to come of each. Step 1 decodes what step 0 began with; from step 2, planned while 1 is in
+    flight, they are lanes. A look shows one token in flight, and changes nothing. Step 19 has the last token: nobody is a lane then."""
+    engine, log = crowd(3, monkeypatch, depth=1)
+    engine.step()
+    assert len(engine.scheduler.lanes) == 0
+    engine.step()
+    assert len(engine.scheduler.lanes) == 3
+    engine.step()
+    group = engine.groups["r1"]
+    assert (len(group.seqs[0].tokens), group.seqs[0].tokens[-1], group.seqs[0].num_computed) == (4 + 3 + 1, LATE, 4 + 3)
+    while len(log.plans) < 18:
+        engine.step()
+    assert len(engine.scheduler.lanes) == 3
+    plan = log.plans[-1]
+    assert isinstance(plan.scheduled, Decodes)
+    assert plan.scheduled == tuple(plan.scheduled) == ((0, 19, 1, 1, 0, 0), (1, 20, 1, 1, 0, 0), (2, 21, 1, 1, 0, 0))
+    assert plan.token_ids == ((LATE,),) * 3
+    assert log.stats[-1].num_ctx_tokens == (3 + 18) + (4 + 18) + (5 + 18)  # the step in flight included
+    engine.step()
+    assert len(engine.scheduler.lanes) == 0
+    run_to_end(engine, 3)
+    assert [log.records[f"r{i}"].num_output_tokens for i in range(3)] == [20, 20, 20]
+    assert [len(plan.scheduled) for plan in log.plans[1:]] == [3] * 19 + [0]
+
+
+def test_a_lane_that_stops_leaves_the_others_alone_at_depth_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An end of text is seen one step late: its extra token is dropped, the others' are taken."""
+    outputs = []
+    for fewest in (1, NEVER):
+        counted = Counted(monkeypatch)
+        engine, log = crowd(3, monkeypatch, fewest, depth=1)
+        engine.abort("r1")
+        engine.add_request(request("stops", prompt_of(4, 1), 20, stop_token_ids=tuple(range(0, 97, 12))))
+        run_to_end(engine, 40)
+        assert (counted.steps > 10) == (fewest == 1)
+        assert log.records["stops"].finish_reason == "stop"
+        assert 2 < log.records["stops"].num_output_tokens < 19
+        assert [log.records[name].num_output_tokens for name in ("r0", "r2")] == [20, 20]
+        outputs.append({name: record.outputs for name, record in log.records.items()})
+    assert outputs[0] == outputs[1]
 
 
 def test_few_groups_have_no_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
