@@ -124,8 +124,10 @@ class Committer:
         num, places = len(lanes), None if flight is None else flight.places
         counts.generation += num
         counts.output += num
-        events = {lanes.seqs[lane].seq_id: (lane, fills, may_end)
-                  for lane, fills, may_end in lanes.advance(_lane_ids(tokens, places, num), end_s)}  # fmt: skip
+        happened = lanes.advance(_lane_ids(tokens, places, num), end_s)
+        if not happened and len(scheduled) == num:
+            return (), (), {}
+        events = {lanes.seqs[lane].seq_id: (lane, fills, may_end) for lane, fills, may_end in happened}
         eventful = [lane for lane, _, _ in events.values()]
         if places is None:
             left = [*eventful, *range(num, len(scheduled))]
