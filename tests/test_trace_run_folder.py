@@ -82,21 +82,24 @@ def test_an_interrupt_after_the_end_leaves_the_result(tmp_path):
     assert {name: (out.path / name).read_bytes() for name in before} == before
 
 
-def test_an_interrupt_while_the_last_word_is_written_is_told(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("written", "state"), [(False, "interrupted"), (True, "finished")])
+def test_an_interrupt_while_the_last_word_is_written(tmp_path, monkeypatch, written, state):
+    """Before the file is there the run was interrupted; once it is, the run has finished, whoever knows of it."""
     out = RunFolder.create(tmp_path / "run")
     out.start("a: 1\n")
     write = run_folder.write_json
 
     def interrupted(path, value):
+        if written or value.get("state") != "finished":
+            write(path, value)
         if value.get("state") == "finished":
             raise KeyboardInterrupt
-        write(path, value)
 
     monkeypatch.setattr(run_folder, "write_json", interrupted)
     with pytest.raises(KeyboardInterrupt):
         out.finish({"num_steps": 7})
     out.fail(KeyboardInterrupt())
-    assert json.loads((out.path / "status.json").read_text())["state"] == "interrupted"
+    assert json.loads((out.path / "status.json").read_text())["state"] == state
 
 
 def test_a_full_disk_still_says_why_the_run_ended(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ class RunFolder:
 
         Never raises because of the disk: the error that brought us here matters more.
         """
-        if self._status.get("state") == "finished":  # Ctrl-C after the last word: the result stays one
+        if self._says_finished():  # Ctrl-C after the last word: the result stays one
             return
         lines = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
         message = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", ())]))
@@ -101,9 +101,15 @@ class RunFolder:
     def _end(self, state: str, error: dict[str, str] | None) -> None:
         with suppress(OSError):
             (self.path / RESERVE).unlink(missing_ok=True)  # makes room for the last words
-        ended = {**self._status, "state": state, "finished": _now(), "error": error}
-        write_json(self.path / "status.json", ended)
-        self._status = ended
+        self._status.update(state=state, finished=_now(), error=error)
+        self._write_status()
+
+    def _says_finished(self) -> bool:
+        """Whether the file says so: an interrupt may come between writing it and noting that it is written."""
+        try:
+            return bool(read_json(self.path / "status.json")["state"] == "finished")
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
 
     def _write_status(self) -> None:
         write_json(self.path / "status.json", self._status)
