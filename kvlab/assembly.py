@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from kvlab.building import build
 from kvlab.cache.tensors import bytes_per_slot, storage_dtype
-from kvlab.config import SEAMS, build, deciding_differences
+from kvlab.config import SEAMS
 from kvlab.engine.clock import Clock, VirtualClock, WallClock
 from kvlab.engine.config import EngineConfig, PolicySet
 from kvlab.engine.cost import CostModel, Fitted, ModelShape
@@ -25,6 +26,7 @@ from kvlab.engine.runners.memory import Limits, MeasuresMemory
 from kvlab.engine.runners.parallel_runner import ParallelRunner
 from kvlab.engine.runners.recorded import RecordedRunner
 from kvlab.engine.runners.simulated import SimulatedRunner
+from kvlab.identifying import deciding_differences
 from kvlab.kernels.interface import Backend
 from kvlab.model.config import LlamaConfig
 from kvlab.model.loading import DTYPES, LoadedModel, ModelSpec, load_model, resolve_device

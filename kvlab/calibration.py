@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvlab.config import build
+from kvlab.building import build
 from kvlab.engine.cost import CostModel, Fit, Fitted, fit_steps
 from kvlab.engine.cost.linear import SCALES
 from kvlab.model.config import LlamaConfig

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from kvlab.assembly import Parts, check_early, engine_config, make_engine, no_swap_space, policy_objects, policy_set
+from kvlab.building import build, describe
 from kvlab.calibration import WORK_COLUMNS, describe_cost
-from kvlab.config import build, check_config, describe, identity, to_plain
+from kvlab.config import check_config, to_plain
 from kvlab.engine import driver
 from kvlab.engine.config import PolicySet
 from kvlab.engine.runners.simulated import SimulatedRunner
+from kvlab.identifying import identity
 from kvlab.model.loading import ModelSpec
 from kvlab.policies.base import BlockSizingPolicy
 from kvlab.policies.registry import SEAMS as CONTRACTS

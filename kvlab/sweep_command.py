@@ -15,8 +15,9 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
+from kvlab.building import build
 from kvlab.composition import compose_hydra, parse_overrides
-from kvlab.config import build, to_plain
+from kvlab.config import to_plain
 from kvlab.shared import local_only
 from kvlab.sweep_attempt import Attempt
 from kvlab.sweep_folder import open_sweep

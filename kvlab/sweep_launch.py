@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvlab.config import build
+from kvlab.building import build
 from kvlab.sweep_attempt import Attempt, note_death
 from kvlab.sweep_loop import Attempts, Runner
 from kvlab.sweep_payload import pack, run_packed

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvlab.config import find_class
+from kvlab.building import find_class
 from kvlab.sweep_attempt import Attempt, attempt
 from kvlab.sweep_points import Point
 from kvlab.types import UserError

@@ -13,8 +13,9 @@ from typing import Any
 
 from kvlab.assembly import policy_objects
 from kvlab.composition import ADDITIVE, compose
-from kvlab.config import SEAMS, VALUES, check_config, check_value, experiment_facts, to_plain
+from kvlab.config import SEAMS, VALUES, check_config, check_value, to_plain
 from kvlab.flat import flatten
+from kvlab.identifying import experiment_facts
 from kvlab.types import UserError, unknown_name
 
 

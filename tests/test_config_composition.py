@@ -12,8 +12,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import kvlab
+from kvlab.building import build
 from kvlab.composition import check_overrides, compose, groups
-from kvlab.config import SEAMS, build, check_config, to_plain
+from kvlab.config import SEAMS, check_config, to_plain
 from kvlab.types import UserError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"

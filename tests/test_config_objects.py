@@ -12,7 +12,9 @@ import pytest
 
 import kvlab
 from kvlab.assembly import simulated_parts, torch_parts
-from kvlab.config import build, check_config, check_value, find_class, identity, to_plain
+from kvlab.building import build, find_class
+from kvlab.config import check_config, check_value, to_plain
+from kvlab.identifying import identity
 from kvlab.policies.eviction.lru import Lru
 from kvlab.policies.eviction.random import Random
 from kvlab.policies.registry import PolicyRow, by_name, list_policies

@@ -10,7 +10,8 @@ import pytest
 
 import kvlab
 from kvlab import assembly
-from kvlab.config import build, to_plain
+from kvlab.building import build
+from kvlab.config import to_plain
 from kvlab.engine import Engine, EngineConfig, PolicySet
 from kvlab.engine.clock import VirtualClock
 from kvlab.engine.cost import Constant, Linear, ModelShape, Roofline, StepWork, step_work

@@ -8,8 +8,9 @@ from random import Random
 import pytest
 from eviction_stage import Stage, evicted
 
+from kvlab.building import build
 from kvlab.composition import compose
-from kvlab.config import build, to_plain
+from kvlab.config import to_plain
 from kvlab.policies.base import EvictionPolicy, KeyEviction
 from kvlab.policies.eviction import Arc, Belady, Fifo, LeafFirst, Lfu, Lru, Pinned, QueueInformed, Sieve, Slru, TwoQ
 from kvlab.policies.registry import by_name, list_policies

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from workload_helpers import context
 
+from kvlab.building import build, find_class
 from kvlab.composition import compose
-from kvlab.config import build, find_class, to_plain
+from kvlab.config import to_plain
 from kvlab.types import UserError
 from kvlab.workload import Workload
 

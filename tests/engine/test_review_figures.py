@@ -6,8 +6,9 @@ import pytest
 from engine_support import VOCAB, Forcer, Log, make_engine, policies, prompt_of, request, run_to_end, serve
 
 from kvlab import assembly
+from kvlab.building import build
 from kvlab.composition import compose
-from kvlab.config import build, to_plain
+from kvlab.config import to_plain
 from kvlab.engine.driver import drive
 from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.policies.base import PreemptionMode, VictimView
