@@ -20,6 +20,7 @@ from kvlab.searching import DEFAULT_OBJECTIVES, Range, search
 from kvlab.tables import text_table
 from kvlab.types import UserError
 from kvlab.types.piping import exit_code
+from kvlab.words import as_number
 
 SETTINGS = ("trials", "study", "objectives", "search_seed", "prune")
 
@@ -73,12 +74,8 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], dict[str, Any], list[s
 
 
 def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    number = as_number(text)
+    return text if number is None else number
 
 
 def _whole(text: str, name: str) -> int:

@@ -26,6 +26,7 @@ from kvlab.sweep_points import Point, Text, grid_points
 from kvlab.sweep_shared import open_shared, settle
 from kvlab.sweeping import check_settings, places
 from kvlab.types import UserError
+from kvlab.words import as_number
 
 WORDS = ("resume", "on_error", "repeats", "jobs")
 """Settings of a sweep: they stand among the overrides and are no part of a run's configuration."""
@@ -126,9 +127,5 @@ def _grid(parsed: Sequence[Override]) -> tuple[dict[str, list[Any]], list[str]]:
 
 def _value(text: str) -> Any:
     """A swept value: numbers as numbers, which are composed faster; everything else as the text it is."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return Text(text)
+    number = as_number(text)
+    return Text(text) if number is None else number

@@ -17,6 +17,7 @@ from kvlab.replay.job import Job
 from kvlab.replay.sweeping import Failure, run_points
 from kvlab.types import KvlabError, UserError, unknown_name
 from kvlab.types.piping import exit_code
+from kvlab.words import as_number
 from kvlab.workload.public_traces import table
 
 if TYPE_CHECKING:
@@ -161,11 +162,9 @@ def _limit(given: Mapping[str, str]) -> int | None:
 
 def _number(given: Mapping[str, str], key: str, default: int) -> int | float:
     text = given.get(key, str(default))
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
+    number = as_number(text)
+    if number is not None:
+        return number
     if text.endswith("%"):
         return _number({key: text[:-1]}, key, default) / 100
     raise UserError(f"{key} = {text!r} is not a number.")
