@@ -98,10 +98,10 @@ def run(
             out.fail(error)
         raise
     out = RunFolder.create(folder if folder is not None else Path("runs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-%f"))
-    out.start(_yaml(plain | _described(setup.given)), name=name)
     with _logging_to(out), _torch_threads(plain["threads"]):
         recorder: Recorder | None = None
         try:
+            out.start(_yaml(plain | _described(setup.given)), name=name)
             parts = build(plain["runner"], config=plain | _described(setup.given), spec=setup.spec)
             recorder = Recorder(out.path, RecordConfig(**plain["record"]), memory=parts.runner)
             _serve(setup, parts, out, [recorder, *listeners], progress, name)

@@ -53,7 +53,7 @@ def interrupted(folder: Path, words: list[str], whole_group: bool, after: int = 
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs inherit that it is ignored
     )  # fmt: skip
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < deadline:
         found = states(folder)
         if found.count("finished") >= after and "running" in found:
@@ -61,7 +61,7 @@ def interrupted(folder: Path, words: list[str], whole_group: bool, after: int = 
         time.sleep(0.005)
     (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
     try:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
     finally:
         process.kill()
     return process.returncode, err
