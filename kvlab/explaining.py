@@ -87,7 +87,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         items = "".join(f"<li>{html.escape(str(advice))}</li>" for advice in self.advice)
-        table = self.table.to_html(index=False, border=0, escape=True, na_rep="unknown") if len(self.table) else ""
+        table = _table_html(self.table) if len(self.table) else ""
         words = f"<p><b>{html.escape(self.name)}</b>. {html.escape(' '.join(self.sentences))}</p>"
         return words + (f"<ul>{items}</ul>" if items else "") + table
 
@@ -334,6 +334,16 @@ def _is_whole(value: Any) -> TypeGuard[int]:
 def _copies_parts(config: Mapping[str, Any]) -> bool:
     policy = config.get("prefix_cache")
     return isinstance(policy, Mapping) and bool(policy.get("partial_block_copy"))
+
+
+def _table_html(table: pd.DataFrame) -> str:
+    """Words to the left, numbers to the right with four digits."""
+    sides = {str(name): f"text-align: {'right' if name == 'value' else 'left'}" for name in table}
+    head = "".join(f'<th style="{side}">{name}</th>' for name, side in sides.items())
+    shown = table.assign(value=["unknown" if np.isnan(value) else f"{value:,.4g}" for value in table["value"]])
+    cells = [[f'<td style="{sides[name]}">{html.escape(str(cell))}</td>' for cell in shown[name]] for name in sides]
+    rows = ["".join(row) for row in zip(*cells, strict=True)]
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
 
 
 def _percent(share: float) -> str:

@@ -147,7 +147,7 @@ def test_an_unlimited_cache_by_hand():
         assert f"is unknown ({why})" in found.text
         assert found.table.set_index("subject").loc["an unlimited cache would have found", "from"] == why
         assert " unknown % of prompt tokens" in str(found)
-        assert "<td>unknown</td>" in found._repr_html_()
+        assert '<td style="text-align: right">unknown</td>' in found._repr_html_()
 
 
 @pytest.mark.parametrize("cache", ["hash", "radix"])

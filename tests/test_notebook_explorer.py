@@ -16,6 +16,7 @@ import kvlab
 from kvlab.notebook.explorer import SweepExplorer, save_figure, sweep_explorer
 from kvlab.notebook.explorer_controls import REAL, REAL_WORKLOADS, SIMULATED, SIMULATED_WORKLOADS, fast_config
 from kvlab.notebook.explorer_plot import NOTHING, STEP_COLUMNS, curves, curves_of, empty_figure, log_ticks, redraw
+from kvlab.notebook.parts import difference
 from kvlab.notebook.worker import NewestWins, Stopped, StopSignal
 from kvlab.types import UserError
 
@@ -244,6 +245,12 @@ def test_a_frame_without_a_column_is_named():
     steps = pd.DataFrame({name: [0.0] for name in STEP_COLUMNS if name != "watermark_blocks"})
     with pytest.raises(UserError, match="no column watermark_blocks"):
         curves(steps, pd.DataFrame({"arrival_s": [], "token_times_s": []}))
+
+
+def test_differences_between_runs_are_rounded_to_no_signed_zero():
+    assert difference(0.345, 0.346) == " (less than 1 %)"
+    assert difference(867, 743) == " (+17 %)"
+    assert difference(743, 743) == difference(3, 0) == ""
 
 
 def test_every_trace_of_a_change_is_told_the_same_properties():

@@ -113,6 +113,7 @@ def test_compare_runs():
     assert list(drawn["eviction = fifo"].error_y.array) == [0.0, 10.0]
     assert list(drawn["eviction = lru"].x) == ["8", "16"]
     assert fig.layout.yaxis.title.text == "Output token throughput (tok/s)"
+    assert fig.layout.xaxis.title.text == "block_size (tokens)"
     assert list(fig.layout.xaxis.categoryarray) == ["8", "16"]
 
 

@@ -178,6 +178,9 @@ def test_queues_and_events_are_the_steps():
     assert list(drawn["blocks swapped out"].y) == [2, 0]
     assert list(drawn["blocks evicted"].y) == [0, 3]
     assert list(drawn["tokens recomputed"].y) == [0, 15]
+    axes = plots.events(steps, num_bins=2).layout
+    assert (axes.yaxis.title.text, axes.yaxis.dtick) == ("preemptions", 1)  # no half of one
+    assert axes.yaxis4.dtick is None
     assert "nobody was preempted" in plots.events(frames([stats(0, 0.0, 1.0)])[0]).layout.annotations[0].text
 
 

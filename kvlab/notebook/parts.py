@@ -73,6 +73,7 @@ def figure_widget(fig: go.Figure) -> Any:
     """A plotly FigureWidget that measures its width again when told that something changed (`Fit`)."""
     import_nbformat()
     made = Plot(fig)
+    made.layout.legend.bgcolor = "rgba(0,0,0,0)"  # a legend of several rows would cover half of the title
     made._config = {**made._config, "responsive": True}
     return made
 
@@ -135,4 +136,5 @@ def difference(value: Any, first: Any) -> str:
     """' (+12 %)' against the first run's, where both are numbers and the first is not 0."""
     if value is None or not first or value == first:
         return ""
-    return f" ({100 * (value - first) / first:+.0f} %)"
+    percent = 100 * (value - first) / first
+    return f" ({percent:+.0f} %)" if abs(percent) >= 0.5 else " (less than 1 %)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -85,7 +86,8 @@ def events(steps: pd.DataFrame, num_bins: int | None = None, title: str = "What 
                 marker={"color": color, "line": {"width": 0}, "pattern": {"shape": "/" if column == "swapped_in_blocks" else ""}},
                 hovertemplate=f"%{{y:,}} {name}<extra></extra>", showlegend=len(kind) > 1,
             )  # fmt: skip
-        fig.update_yaxes(title_text=axis, rangemode="tozero", row=row, col=1)
+        most = np.sum([counts(end, steps[column].to_numpy(), edges) for column, _, _ in kind], axis=0).max()
+        fig.update_yaxes(title_text=axis, rangemode="tozero", dtick=1 if most <= 5 else None, row=row, col=1)  # half of one is none
     if not any(len(kind) > 1 for kind, _ in kinds):
         fig.update_layout(margin_t=48)
     return fig.update_xaxes(title_text=f"{TIME}, stretches of {edges[1] - edges[0]:.3g} s", row=len(kinds), col=1)

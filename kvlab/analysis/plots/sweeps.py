@@ -24,6 +24,13 @@ _SHORT = {
 """Axis titles for panels that are too low for the whole name."""
 
 
+_UNITS = {
+    "block_size": "tokens", "num_blocks": "blocks", "num_cpu_blocks": "blocks", "kv_cache_tokens": "tokens",
+    "watermark": "fraction of the pool", "max_num_batched_tokens": "tokens a step", "max_num_seqs": "sequences",
+}  # fmt: skip
+"""Numbers that are swept."""
+
+
 @plot
 def compare(frame: pd.DataFrame, x: str, y: str, by: str | None = None, title: str | None = None) -> go.Figure:
     """A figure of many runs (`runs.frame`): column `y` over the values of `x`, a line for each value of `by`.
@@ -45,7 +52,7 @@ def compare(frame: pd.DataFrame, x: str, y: str, by: str | None = None, title: s
             error_y=spread if (stats["size"] > 1).any() else None,
         )  # fmt: skip
     order = [str(v) for v in sorted(runs[x].unique())]
-    fig.update_xaxes(title_text=x, type="category", categoryorder="array", categoryarray=order)
+    fig.update_xaxes(title_text=f"{x} ({_UNITS[x]})" if x in _UNITS else x, type="category", categoryorder="array", categoryarray=order)
     return fig.update_yaxes(title_text=KNOWN.get(y, y), rangemode="tozero")
 
 
