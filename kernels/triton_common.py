@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvlab.kernels.interpreter import quicken
+
 if TYPE_CHECKING:
     Arg: TypeAlias = Any
 else:
@@ -34,6 +36,8 @@ def _check_one_mode() -> None:
 
 
 _check_one_mode()
+if INTERPRET.value:
+    quicken()
 
 
 def jit(function: Callable[..., Any]) -> Any:
