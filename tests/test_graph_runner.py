@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_support import Log, policies, request, serve
+from engine_support import Log, policies, request, run_to_end, serve
 from equality_support import tiny, tiny_engine
 from torch.overrides import TorchFunctionMode
 
 from kvlab.cache.tensors import KVTensors
-from kvlab.engine import filters, sampler
+from kvlab.engine import filters, sampler, steady
 from kvlab.engine.runners import cuda_runner, cuda_sampling
 from kvlab.engine.runners.base import RunnerConfig
 from kvlab.engine.runners.cuda_runner import CudaRunner
@@ -26,6 +26,7 @@ from kvlab.engine.sampler import SamplingState, sample
 from kvlab.kernels.torch_backend import TorchBackend
 from kvlab.kernels.transfer import on_device
 from kvlab.types import LATE, Plan, SamplingParams, ScheduledSeq, SeqStart, UserError
+from kvlab.types.columns import Decodes, OneEach
 
 CPU = torch.device("cpu")
 
@@ -234,6 +235,35 @@ def test_tokens_are_those_of_the_plain_runner(depth: int, sizes: tuple[int, ...]
     assert set(runner.paths) == expected
     assert streams.num_waits == len(log.plans) + sum(bool(plan.swap_out) for plan in log.plans)  # one a step; what goes out arrives
     assert depth == 0 or any(ids == (LATE,) for plan in log.plans for ids in plan.token_ids)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("sizes", [(), (4, 16)])
+def test_decodes_in_columns_have_the_tokens_of_those_on_their_own(depth: int, sizes: tuple[int, ...],
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Twelve requests of other lengths, greedy and drawn, some of which end early; two come later, one of them samples twice."""
+    logs = []
+    for fewest in (8, 10**9):
+        monkeypatch.setattr(steady, "FEWEST", fewest)
+        loaded = tiny(torch.float64)
+        plain = fewest > 8
+        runner = TorchRunner(loaded) if plain else CudaRunner(loaded, TorchBackend(), graph_sizes=sizes)
+        engine, log = tiny_engine(90, 3, policies(), runner=runner, depth=0 if plain else depth, max_model_len=60, max_num_seqs=16)
+        for i in range(14):
+            kind = {"n": 2} if i == 13 else {"stop_token_ids": tuple(range(0, 256, 2))} if i % 4 == 1 else {}
+            if i == 12:
+                for _ in range(5):
+                    engine.step()
+            engine.add_request(request(f"r{i}", range(3, 5 + i), 9 + i % 3, temperature=float(i % 2), **kind))
+        run_to_end(engine, 60)
+        logs.append(log)
+    columns, plain_log = logs
+    assert columns.outputs == plain_log.outputs
+    assert {reason for outputs in columns.outputs.values() for _, reason in outputs} == {"stop", "length"}
+    steps = [(plan.scheduled, outcome.tokens) for plan, outcome in zip(columns.plans, columns.outcomes, strict=True)]
+    assert sum(isinstance(scheduled, Decodes) and isinstance(tokens, OneEach) for scheduled, tokens in steps) >= 4
+    assert any(isinstance(scheduled, Decodes) and scheduled.rest for scheduled, _ in steps)
+    assert not any(isinstance(plan.scheduled, Decodes) for plan in plain_log.plans)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -55,7 +55,7 @@ def bench_batch(num_seqs: int, block_size: int) -> None:
     runner._apply(Plan(0, 0.0, starts=starts, fresh_tables=tables), kv)
     step = Plan(1, 0.0, tuple(ScheduledSeq(i, CONTEXT - 1 - i % 50, 1) for i in range(num_seqs)), ((5,),) * num_seqs)
     growth = Plan(1, 0.0, tables={i: (i,) for i in range(0, num_seqs, block_size)})
-    print(f"block size {block_size:2}: decode batch     {milliseconds(lambda: runner._batch(step, config), 50)}")
+    print(f"block size {block_size:2}: decode batch     {milliseconds(lambda: runner._batch(runner._numbers(step, config), config), 50)}")
     print(f"block size {block_size:2}: tables of a step {milliseconds(lambda: runner._apply(growth, kv), 20)}")
 
 

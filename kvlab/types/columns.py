@@ -139,6 +139,13 @@ class OneEach(_AsTuple[tuple[int, ...]]):
         return (int(self.ids[index]),) if index < num else self.rest[index - num]
 
 
+def seq_ids_of(scheduled: Sequence[ScheduledSeq]) -> tuple[int, ...]:
+    """Of everything that is scheduled, in order; the same object in consecutive plans of the same lanes and nothing else."""
+    if not isinstance(scheduled, Decodes):
+        return tuple([entry.seq_id for entry in scheduled])
+    return (*scheduled.seq_ids, *[entry.seq_id for entry in scheduled.rest]) if scheduled.rest else scheduled.seq_ids
+
+
 def entry_of(items: Sequence[T], index: int) -> T:
     """One of `items`, which may be columns."""
     return items.entry(index) if isinstance(items, _AsTuple) else items[index]

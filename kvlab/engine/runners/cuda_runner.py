@@ -27,10 +27,12 @@ from kvlab.engine.runners.cuda_swap import BlockMover
 from kvlab.engine.runners.decode_graphs import DecodeGraphs, StaticBatch, default_sizes
 from kvlab.engine.runners.memory import free_memory
 from kvlab.engine.runners.torch_runner import Numbers, TorchRunner, pairs
+from kvlab.engine.sampler import SamplingState
 from kvlab.kernels.interface import AttentionMetadata, Backend
 from kvlab.kernels.transfer import on_device
 from kvlab.model.loading import LoadedModel
 from kvlab.types import LATE, Outcome, Plan, UserError
+from kvlab.types.columns import Decodes, OneEach, seq_ids_of
 
 
 class CudaRunner(TorchRunner):
@@ -58,6 +60,7 @@ class CudaRunner(TorchRunner):
         self._graphs: DecodeGraphs | None = None
         self._last_R = torch.zeros(0, dtype=torch.int64, device=self._device)
         self._previous: Pending | None = None
+        self._known: tuple[tuple[int, ...], list[SamplingState] | None] = (), []
 
     def initialize(self, config: RunnerConfig) -> None:
         """Allocate, run each kernel once, and record the graphs.
@@ -162,12 +165,21 @@ class CudaRunner(TorchRunner):
             raise RuntimeError("CudaRunner.initialize must be called before the first step.")
         begin = self._streams.mark()
         self._apply(plan, self._kv)
-        if any(needs_host(self._states[entry.seq_id]) for entry in plan.scheduled):
+        states = self._states_of(plan)
+        if states is None:
             pending = self._on_host(plan, begin)
         else:
-            pending = self._queue(plan, begin, self._config)
+            pending = self._queue(plan, states, begin, self._config)
         self._previous = pending
         return pending
+
+    def _states_of(self, plan: Plan) -> list[SamplingState] | None:
+        """How each scheduled sequence samples; None: one of them on the host. Kept for the next plan of the same sequences."""
+        seq_ids = seq_ids_of(plan.scheduled)
+        if seq_ids is not self._known[0]:
+            states = [self._states[seq_id] for seq_id in seq_ids]
+            self._known = seq_ids, None if any(map(needs_host, states)) else states
+        return self._known[1]
 
     def _move(self, plan: Plan, kv: KVTensors) -> None:
         assert self._mover is not None
@@ -201,7 +213,7 @@ class CudaRunner(TorchRunner):
             self._last_R = torch.cat((self._last_R, self._last_R.new_zeros(2 * num - len(self._last_R))))
         return self._last_R
 
-    def _queue(self, plan: Plan, begin: Mark, config: RunnerConfig) -> Pending:
+    def _queue(self, plan: Plan, states: list[SamplingState], begin: Mark, config: RunnerConfig) -> Pending:
         """Everything on the device."""
         if not plan.scheduled:
             return Pending(self, plan, begin, self._streams.mark(), outcome=Outcome(plan.step, ()))
@@ -211,8 +223,7 @@ class CudaRunner(TorchRunner):
         if logits_SV is None:
             return Pending(self, plan, begin, self._streams.mark(), outcome=Outcome(plan.step, ((),) * len(plan.scheduled)))
         entries, counts = n.order[asked].tolist(), n.num_samples_S[asked].tolist()
-        states = [self._states[plan.scheduled[entry].seq_id] for entry in entries]
-        ids_Sn = choose(logits_SV, states, n.next_S[asked].tolist(), counts)
+        ids_Sn = choose(logits_SV, [states[entry] for entry in entries], n.next_S[asked].tolist(), counts)
         (rows_S,) = self._to_device([n.rows_S[asked]])
         self._room(n.rows_S)[rows_S] = ids_Sn[:, 0]
         there = torch.empty(ids_Sn.shape, dtype=torch.int64, pin_memory=self._streams.is_pinned).copy_(ids_Sn, non_blocking=True)
@@ -279,10 +290,16 @@ class Pending:
 
     def _read(self) -> Outcome:
         assert self._ids is not None
-        ids: list[list[int]] = self._ids.tolist()
-        num_broken = sum(row[0] < 0 for row in ids)
+        num_broken = int((self._ids[:, 0] < 0).sum())
         if num_broken:
-            raise RuntimeError(f"The model's logits are NaN (or all -inf) in {num_broken} of {len(ids)} rows.")
+            raise RuntimeError(f"The model's logits are NaN (or all -inf) in {num_broken} of {len(self._ids)} rows.")
+        scheduled = self._plan.scheduled
+        if isinstance(scheduled, Decodes) and len(self._ids) == len(scheduled) and self._ids.shape[1] == 1:  # one of each
+            column = np.empty(len(scheduled), dtype=np.int64)
+            column[self._entries] = self._ids[:, 0].numpy()
+            num = len(scheduled.seq_ids)
+            return Outcome(self._plan.step, OneEach(column[:num], tuple(zip(column[num:].tolist()))))
+        ids: list[list[int]] = self._ids.tolist()
         tokens: list[tuple[int, ...]] = [()] * len(self._plan.scheduled)
         forks: dict[int, tuple[int, ...]] = {}
         for entry, count, row in zip(self._entries, self._counts, ids, strict=True):

@@ -20,6 +20,7 @@ from kvlab.kernels.interface import AttentionMetadata, Backend, UnsupportedError
 from kvlab.kernels.torch_backend import TorchBackend
 from kvlab.model.loading import LoadedModel
 from kvlab.types import BlockTransfer, Candidate, Outcome, Plan, ScheduledSeq, TokenLogprobs, UserError
+from kvlab.types.columns import Decodes, OneEach
 
 _NUM_FIELDS = len(ScheduledSeq._fields)
 
@@ -235,13 +236,13 @@ class TorchRunner:
 
     def _numbers(self, plan: Plan, config: RunnerConfig) -> Numbers:
         """All index arithmetic is numpy's over the whole batch."""
-        size = len(plan.scheduled)
-        fields_SF = np.fromiter(chain.from_iterable(plan.scheduled), np.int64, size * _NUM_FIELDS).reshape(size, _NUM_FIELDS)
+        fields_SF, flat_T = _fields(plan.scheduled), _flat(plan.token_ids)
         is_prefill = fields_SF[:, 2] > 1
         # Longest decodes first: those that attention takes together then lie side by side (slices, no gathering of rows).
         order = np.lexsort((np.where(is_prefill, 0, fields_SF[:, 4] - fields_SF[:, 1]), is_prefill))
         seq_ids, first_S, new_S, num_samples_S, dropped_S = fields_SF[order].T[:5]
-        token_ids_T = np.fromiter(chain.from_iterable([plan.token_ids[i] for i in order.tolist()]), np.int64, int(new_S.sum()))
+        starts_S = np.cumsum(fields_SF[:, 2]) - fields_SF[:, 2]
+        token_ids_T = flat_T[ragged_positions(starts_S[order], new_S)]
         rows_S = self._rows.rows(seq_ids.tolist())
         positions_T = ragged_positions(first_S, new_S)
         slots_T = self._rows.slots(np.repeat(rows_S, new_S), positions_T - np.repeat(dropped_S, new_S), config.block_size)
@@ -272,6 +273,27 @@ class TorchRunner:
         if self._device.type == "cuda":
             joined = joined.pin_memory()
         return list(torch.split(joined.to(self._device, non_blocking=True), [len(array) for array in arrays]))
+
+
+def _fields(scheduled: Sequence[ScheduledSeq]) -> Ints:
+    """[S, fields of a `ScheduledSeq`]; what decodes in columns is not made into tuples."""
+    others = scheduled.rest if isinstance(scheduled, Decodes) else scheduled
+    fields = np.fromiter(chain.from_iterable(others), np.int64, len(others) * _NUM_FIELDS).reshape(len(others), _NUM_FIELDS)
+    if not isinstance(scheduled, Decodes):
+        return fields
+    head = np.zeros((len(scheduled.seq_ids), _NUM_FIELDS), dtype=np.int64)
+    head[:, 0] = scheduled.seq_ids
+    head[:, 1] = scheduled.first + scheduled.offset
+    head[:, 2:4] = 1
+    return np.concatenate((head, fields)) if len(fields) else head
+
+
+def _flat(token_ids: Sequence[tuple[int, ...]]) -> Ints:
+    """All ids of a plan, one after the other."""
+    if not isinstance(token_ids, OneEach):
+        return np.fromiter(chain.from_iterable(token_ids), np.int64)
+    rest = np.fromiter(chain.from_iterable(token_ids.rest), np.int64)
+    return np.concatenate((token_ids.ids, rest)) if len(rest) else token_ids.ids
 
 
 def pairs(transfers: Sequence[BlockTransfer]) -> list[tuple[int, int]]:
