@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 import kvlab
-from kvlab.notebook.lab import MAX_RIVALS, policy_lab
+from kvlab.notebook.lab import MAX_RIVALS, _share, policy_lab
 from kvlab.notebook.lab_cell import run_cell
 from kvlab.notebook.lab_race import conversations, replay_arena
 from kvlab.notebook.lab_templates import RIVALS, TEMPLATES
@@ -223,3 +223,11 @@ def test_a_class_of_a_cell_runs_everywhere_in_a_real_kernel(tmp_path, monkeypatc
     assert probe["sweep"] == ["finished"] * 6
     assert probe["names"] == ["lru", "lru", "Shallow", "Shallow", "Mine", "Mine"]
     assert min(probe["hits"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("num_beaten", "num_rivals", "words"),
+    [(0, 6, "none of 6 rivals"), (2, 6, "2 of 6 rivals"), (6, 6, "all 6 rivals"), (1, 1, "its rival"), (0, 1, "nobody"), (0, 0, "nobody")],
+)
+def test_a_verdict_in_words(num_beaten, num_rivals, words):
+    assert _share(num_beaten, num_rivals) == words

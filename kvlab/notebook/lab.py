@@ -254,11 +254,18 @@ def _verdict(finishes: Sequence[Finish], has_bound: bool) -> str:
     mine, others = finishes[0], [finish for finish in finishes[1:] if finish.name != BOUND]
     if mine.run is not None:
         ahead = [f.name for f in others if f.run is not None and f.run.summary["mean_ttft_ms"] > mine.run.summary["mean_ttft_ms"]]
-        return f"{mine.name}: mean TTFT {number(mine.run.summary['mean_ttft_ms'])} ms, shorter than {len(ahead)} of {len(others)} rivals."
+        return f"{mine.name}: mean TTFT {number(mine.run.summary['mean_ttft_ms'])} ms, shorter than {_share(len(ahead), len(others))}."
     behind = sum(float(np.mean(f.y)) < float(np.mean(mine.y)) for f in others)
-    text = f"{mine.name} finds {np.mean(mine.y):.1f} % of the blocks on average over capacities, more than {behind} of {len(others)} rivals"
+    text = f"{mine.name} finds {np.mean(mine.y):.1f} % of the blocks on average over capacities, more than {_share(behind, len(others))}"
     bound = float(np.mean(finishes[-1].y)) if has_bound else 0.0
     return text + (f"; with the future known {bound:.1f} % could be found." if has_bound else ".")
+
+
+def _share(num_beaten: int, num_rivals: int) -> str:
+    """So many of the rivals, in words."""
+    if num_rivals < 2:
+        return "its rival" if num_beaten else "nobody"
+    return {0: "none of", num_rivals: "all"}.get(num_beaten, f"{num_beaten} of") + f" {num_rivals} rivals"
 
 
 def _replay_table(finishes: Sequence[Finish]) -> str:
