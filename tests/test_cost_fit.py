@@ -88,9 +88,10 @@ def run_of(steps: pd.DataFrame, device: str = "simulated") -> Run:
 
 def test_held_out_steps_are_judged_and_not_learnt_from() -> None:
     """10 ms a step where the fit looks, 15 ms where it does not: off by a third there, and nowhere else."""
-    held_out = held_out_steps(80)
+    steps = frame()
+    held_out = held_out_steps((steps["num_scheduled_seqs"] > steps["num_decode_seqs"]).to_numpy())
     assert np.flatnonzero(held_out).tolist() == [*range(30, 40), *range(70, 80)]
-    fit = kvlab.calibrate(run_of(frame().assign(execute_ms=np.where(held_out, 15.0, 10.0))), skip=0)
+    fit = kvlab.calibrate(run_of(steps.assign(execute_ms=np.where(held_out, 15.0, 10.0))), skip=0)
     assert fit.coefficients["step_ms"] == pytest.approx(10.0)
     assert fit.seen.mape == pytest.approx(0.0, abs=1e-9)
     assert (fit.held_out.num_steps, fit.seen.num_steps) == (20, 60)
@@ -154,14 +155,30 @@ def test_a_run_that_teaches_nothing_is_refused(steps: pd.DataFrame, message: str
         kvlab.calibrate(run_of(steps))
 
 
-def test_prompts_that_all_come_first_leave_nothing_to_be_judged_by() -> None:
-    """Chunks in steps 0-28 alone: the held-out ones, 30-39 and 70-79 of those after the first, are all decodes."""
-    steps = frame(100)
-    late = np.arange(100) >= 29
-    steps.loc[late, "num_scheduled_seqs"] = steps["num_decode_seqs"]
-    steps.loc[late, "num_prompt_tokens_computed"] = 0
-    with pytest.raises(UserError, match=r"to be judged by are of one kind only"):
-        kvlab.calibrate(run_of(steps))
+def chunks_in(num_steps: int, *places: range) -> pd.DataFrame:
+    """Steps of which only those in `places`, of the steps after the first, have prompt tokens."""
+    steps = frame(num_steps)
+    decodes = ~np.isin(np.arange(num_steps) - 1, [step for place in places for step in place])
+    steps.loc[decodes, "num_scheduled_seqs"] = steps["num_decode_seqs"]
+    steps.loc[decodes, "num_prompt_tokens_computed"] = 0
+    steps.loc[~decodes, "num_scheduled_seqs"] = steps["num_decode_seqs"] + 1
+    steps.loc[~decodes, "num_prompt_tokens_computed"] = 7
+    return steps
+
+
+@pytest.mark.parametrize(("places", "num_held_out"), [
+    ((range(28), range(35, 37)), 29),  # steps 30-39 and 70-79, ... as ever: 9 of the last ten
+    ((range(28),), 30),  # prompts that come first: there is nothing of them in 30-39, but in 0-9
+    ((range(3, 8),), 30),  # within one stretch of ten, in two of five: 0-4, 20-24, ...
+])  # fmt: skip
+def test_both_parts_have_steps_of_both_kinds(places: tuple[range, ...], num_held_out: int) -> None:
+    fit = kvlab.calibrate(run_of(chunks_in(120, *places).assign(execute_ms=10.0)))
+    assert (fit.held_out.num_steps, fit.seen.num_steps) == (num_held_out, 119 - num_held_out)
+
+
+def test_prompts_within_five_steps_can_be_learnt_or_judged_but_not_both() -> None:
+    with pytest.raises(UserError, match=r"of one kind only .* however the run is divided"):
+        kvlab.calibrate(run_of(chunks_in(120, range(5, 10))))
 
 
 @pytest.mark.parametrize("skip", [-1, 1.5, True])

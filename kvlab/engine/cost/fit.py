@@ -20,8 +20,9 @@ MIN_STEPS = 40
 MIN_OF_A_KIND = 5
 """Steps with a chunk, and steps of decodes alone, that a fit needs of each: one kind says nothing about the other."""
 
-STRETCH, HELD_OUT = 10, 4
-"""Of every `HELD_OUT` stretches of `STRETCH` steps the last is held out: neighbours are alike, so single steps would flatter."""
+STRETCHES, HELD_OUT = (10, 5), 4
+"""Of every `HELD_OUT` stretches of ten steps the last is held out: neighbours are alike, so single steps would flatter. Where that leaves
+one part without steps of a kind (a short run, whose prompts came all at once) it is another of the four, or stretches are of five."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,15 @@ class Fitted(Linear):
                 "seen": asdict(fit.seen), "held_out": asdict(fit.held_out)}  # fmt: skip
 
 
-def held_out_steps(num_steps: int) -> npt.NDArray[np.bool_]:
-    """Which steps are held out: steps 30-39, 70-79, ..."""
-    return np.arange(num_steps) // STRETCH % HELD_OUT == HELD_OUT - 1
+def held_out_steps(has_chunk: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | None:
+    """Which steps are held out: steps 30-39, 70-79, ... if both parts then have steps with a chunk and steps without, (steps,), else the
+    first division that gives them. What a step took has no say in it. None: there is none."""
+    for stretch in STRETCHES:
+        for place in (HELD_OUT - 1, *range(HELD_OUT - 1)):
+            held_out: npt.NDArray[np.bool_] = np.arange(len(has_chunk)) // stretch % HELD_OUT == place
+            if all(0 < has_chunk[part].sum() < part.sum() for part in (held_out, ~held_out)):
+                return held_out
+    return None
 
 
 def fit_steps(work: Array, seconds: Array, source: str) -> Fit:
@@ -96,10 +103,10 @@ def fit_steps(work: Array, seconds: Array, source: str) -> Fit:
         UserError: a time that is not a positive number, too few steps, or steps of one kind only.
     """
     _check(work, seconds, source)
-    held_out = held_out_steps(len(seconds))
-    for name, part in (("to learn from", ~held_out), ("to be judged by", held_out)):
-        if not 0 < (work[part, 1] > 0).sum() < part.sum():
-            raise UserError(f"{source}: the steps {name} are of one kind only (prompts, or decodes alone). Fit on a longer run.")
+    held_out = held_out_steps(work[:, 1] > 0)
+    if held_out is None:
+        raise UserError(f"{source}: steps to learn from or to be judged by are of one kind only (prompts, or decodes alone), however the "
+                        "run is divided. Fit on a longer run.")  # fmt: skip
     coefficients = _relative_least_squares(work[~held_out], seconds[~held_out])
     if not coefficients[:5].any():
         raise UserError(f"{source}: the step times have nothing to do with the work of the steps. Is it a run's folder?")
