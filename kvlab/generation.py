@@ -89,12 +89,12 @@ class LiveRequest:
         for seq in sorted([*self.group.seqs, *self.group.ended_seqs], key=lambda s: s.stream):
             if seq.stream in self._closed:
                 continue
-            ids = seq.output_token_ids[self._sent.get(seq.stream, 0) :]
+            ids, reason = seq.output_token_ids[self._sent.get(seq.stream, 0) :], seq.finish_reason
             self._sent[seq.stream] = seq.num_output
-            if ids or seq.finish_reason:
-                yield Chunk(self.number, seq.stream, self._new_text(seq, ids), ids, seq.finish_reason)
-            if seq.finish_reason:
+            if reason:
                 self._closed.add(seq.stream)
+            if ids or reason:
+                yield Chunk(self.number, seq.stream, self._new_text(seq, ids), ids, reason)  # (others may step the engine meanwhile)
 
     def _new_text(self, seq: Sequence, ids: tuple[int, ...]) -> str:
         if seq.stop_checker is not None:

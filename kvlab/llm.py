@@ -1,12 +1,13 @@
 """Tokens for people who just want tokens: `kvlab.LLM().generate(["The capital of France is"])`. Needs no Hydra.
 
-One engine lives as long as the object, so prefixes of earlier calls are found in the cache.
+One engine lives as long as the object, so prefixes of earlier calls are found in the cache. Ctrl-C ends a call between two steps.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvlab.config import check_value
 from kvlab.engine.config import PolicySet
 from kvlab.engine.engine import Engine
 from kvlab.generation import Chunk, GenerationOutput, LiveRequest
+from kvlab.interrupts import interrupts_held
 from kvlab.model.loading import LoadedModel, ModelSpec, load_model
 from kvlab.model.random_weights import SHAPES
 from kvlab.model.specs import dummy, hf, smollm2, tiny
@@ -22,7 +24,7 @@ from kvlab.model.tokenizer import Message, Tokenizer
 from kvlab.policies.admission.watermark import Watermark
 from kvlab.policies.block_sizing.fixed import Fixed
 from kvlab.progress import Progress
-from kvlab.types import Listener, Request, SamplingParams, UserError, unknown_name
+from kvlab.types import Listener, Request, RequestRecord, SamplingParams, UserError, unknown_name
 
 CPU_KV_TOKENS = 16_384
 """Tokens of the KV pool on a CPU, unless a size is given."""
@@ -82,6 +84,7 @@ class LLM:
             config["kv_cache_tokens"] = CPU_KV_TOKENS
         self.engine: Engine = make_engine(engine_config(config, self.policies, parts), self.policies, parts, listeners)
         self._ids = itertools.count()
+        self._live: dict[str, LiveRequest] = {}  # in the engine, by request_id
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -112,8 +115,9 @@ class LLM:
         return self._finish(self._start(self._requests(prompts, sampling)), on_chunk, progress)
 
     def stream(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None = None) -> Iterator[Chunk]:
-        """Complete prompts and yield tokens as they come; prompts are checked at once. Leaving the loop early aborts what still runs."""
-        return self._steps(self._start(self._requests(prompts, sampling)), streaming=True)
+        """Complete prompts and yield tokens as they come. Prompts are checked at once and start with the first chunk that is asked for;
+        leaving the loop early aborts what still runs. Several streams may go on side by side, in one batch."""
+        return self._stream(self._requests(prompts, sampling))
 
     def chat(
         self,
@@ -159,9 +163,19 @@ class LLM:
         return self.tokenizer
 
     def _start(self, requests: list[Request]) -> list[LiveRequest]:
-        for request in requests:
-            self.engine.add_request(request)
-        return [LiveRequest(i, request, self.engine.groups[request.request_id], self.tokenizer) for i, request in enumerate(requests)]
+        """Into the engine with them, all or none."""
+        live: list[LiveRequest] = []
+        now_s = self.engine.clock.now()
+        with interrupts_held():
+            try:
+                for number, request in enumerate(requests):
+                    self.engine.add_request(replace(request, arrival_s=now_s))
+                    live.append(LiveRequest(number, request, self.engine.groups[request.request_id], self.tokenizer))
+            except BaseException:
+                self._abort(live)
+                raise
+        self._live.update({one.request.request_id: one for one in live})
+        return live
 
     def _finish(self, live: list[LiveRequest], on_chunk: Callable[[Chunk], None] | None, progress: bool) -> list[GenerationOutput]:
         with Progress(len(live), "generate", "req", progress) as bar:
@@ -171,26 +185,50 @@ class LLM:
                 bar.update(sum(one.record is not None for one in live))
         return [one.output() for one in live]
 
+    def _stream(self, requests: list[Request]) -> Iterator[Chunk]:
+        yield from self._steps(self._start(requests), streaming=True)
+
     def _steps(self, live: list[LiveRequest], streaming: bool) -> Iterator[Chunk]:
-        """Step until all of `live` have ended. Yields chunks: every token when streaming, else the last one of each prompt."""
-        waiting = {one.request.request_id: one for one in live}
+        """Step until all of `live` have ended. Yields chunks: every token when streaming, else the last one of each prompt.
+
+        Others may step the same engine between two chunks (a second stream, `generate` within a loop over one): whoever steps says what
+        ended to whom it concerns.
+        """
+        open_ones = list(live)
         try:
-            while waiting:
-                ended = self.engine.step().finished
-                for record in ended:
-                    if record.request_id in waiting:
-                        waiting[record.request_id].record = record
+            while open_ones:
+                if all(one.record is None for one in open_ones):
+                    self._step()
+                ended = [one for one in open_ones if one.record is not None]
                 if streaming:
-                    for one in waiting.values():
+                    for one in open_ones:
                         yield from one.chunks()
-                for record in ended:
-                    one_ended = waiting.pop(record.request_id, None)
-                    if one_ended is not None and not streaming:
-                        yield Chunk(one_ended.number, 0, "", (), record.finish_reason)
+                open_ones = [one for one in open_ones if one not in ended]
+                if not streaming:
+                    for one in ended:
+                        assert one.record is not None
+                        yield Chunk(one.number, 0, "", (), one.record.finish_reason)
         finally:
-            for request_id in waiting:
-                self.engine.abort(request_id)
-            self.engine.take_ended()
+            with interrupts_held():
+                self._abort([one for one in open_ones if one.record is None])
+
+    def _step(self) -> None:
+        with interrupts_held():
+            engine = self.engine
+            if not engine.has_work and not engine.has_ended:
+                raise RuntimeError(f"{', '.join(self._live)}: no longer in the engine. Was it taken out by hand?")
+            self._hand_out(engine.step().finished if engine.has_work else engine.take_ended())
+
+    def _hand_out(self, ended: Iterable[RequestRecord]) -> None:
+        for record in ended:
+            one = self._live.pop(record.request_id, None)
+            if one is not None:
+                one.record = record
+
+    def _abort(self, live: list[LiveRequest]) -> None:
+        for one in live:
+            self.engine.abort(one.request.request_id)
+        self._hand_out(self.engine.take_ended())
 
 
 def _as_list(prompts: Prompts) -> list[Any]:

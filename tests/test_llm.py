@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kvlab
 from kvlab.generation import Chunk
+from kvlab.interrupts import interrupts_held
 from kvlab.llm import LLM
 from kvlab.model import load_model, tiny
 from kvlab.policies.eviction.fifo import Fifo
-from kvlab.types import RequestTooLong, SamplingParams, UserError
+from kvlab.types import MissingOracle, Outcome, Plan, RequestRecord, RequestTooLong, SamplingParams, StepStats, UserError
 
 FIVE = SamplingParams(max_tokens=5)
 
@@ -94,6 +100,108 @@ def test_leaving_a_stream_early_aborts_what_runs(llm: LLM) -> None:
     assert llm.engine.has_work
     stream.close()
     assert is_idle(llm)
+
+
+def test_streams_side_by_side_and_calls_within_them(llm: LLM) -> None:
+    """Whoever steps the engine, each gets its own tokens."""
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True)
+    wanted = [output.token_ids for output in llm.generate([[5, 6, 7], [8, 9]], sampling)]
+
+    def tokens(chunks: Iterable[Chunk]) -> tuple[int, ...]:
+        return sum((chunk.token_ids for chunk in chunks), ())
+
+    pairs = list(itertools.zip_longest(llm.stream([5, 6, 7], sampling), llm.stream([8, 9], sampling)))
+    assert [tokens(filter(None, side)) for side in zip(*pairs, strict=True)] == wanted
+    first, second = llm.stream([5, 6, 7], sampling), llm.stream([8, 9], sampling)
+    begun = next(second).token_ids
+    assert tokens(first) == wanted[0]
+    assert begun + tokens(second) == wanted[1]
+    outer = []
+    for chunk in llm.stream([5, 6, 7], sampling):
+        outer.append(chunk)
+        assert llm.generate([8, 9], sampling)[0].token_ids == wanted[1]
+    assert tokens(outer) == wanted[0]
+    inner: list[tuple[int, ...]] = []
+    llm.generate([5, 6, 7], sampling, on_chunk=lambda _: inner.append(llm.generate([8, 9], sampling)[0].token_ids))
+    assert set(inner) == {wanted[1]}
+    assert is_idle(llm)
+
+
+def test_a_stream_that_never_begins_is_nowhere(llm: LLM) -> None:
+    stream = llm.stream("one")
+    assert not llm.engine.groups
+    with pytest.raises(UserError, match="empty"):
+        llm.stream([[1], []])
+    del stream
+    assert is_idle(llm)
+
+
+def test_of_prompts_of_which_one_is_refused_none_is_started() -> None:
+    llm = LLM("tiny", device="cpu", kv_cache_tokens=256, scheduling="sjf_oracle")
+    known, unknown = SamplingParams(max_tokens=40, ignore_eos=True), SamplingParams(max_tokens=4)
+    with pytest.raises(MissingOracle):
+        llm.generate([[1, 2], [3, 4]], [known, unknown])
+    assert not llm.engine.groups
+    assert is_idle(llm)
+
+
+def test_ctrl_c_within_a_step_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Presses:
+        """Ctrl-C in the middle of a step: some of its ends have been taken in, others have not."""
+
+        at = 3
+        wants_block_events = False
+
+        def on_step(self, plan: Plan, outcome: Outcome, stats: StepStats) -> None:
+            pass
+
+        def on_request(self, record: RequestRecord) -> None:
+            self.at -= 1
+            if not self.at:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test's process may ignore it
+    try:
+        llm = LLM("tiny", device="cpu", kv_cache_tokens=512, listeners=[Presses()])
+        commit = llm.engine.committer.commit
+        prompts = [[i, i + 1] for i in range(1, 7)]
+        wanted = llm.generate(prompts[:1], FIVE)[0].token_ids
+
+        def pressed(*args: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            return commit(*args)
+
+        with pytest.raises(KeyboardInterrupt):  # a listener hears of the end of the third request
+            llm.generate(prompts, FIVE)
+        assert is_idle(llm)
+        monkeypatch.setattr(llm.engine.committer, "commit", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts, FIVE)
+        assert is_idle(llm)
+        monkeypatch.setattr(llm.engine.committer, "commit", commit)
+        assert llm.generate(prompts, FIVE)[0].token_ids == wanted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_held_interrupts() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        reached = []
+
+        @interrupts_held()
+        def presses() -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append("first")
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append("second")
+
+        with pytest.raises(KeyboardInterrupt):
+            presses()
+        assert reached == ["first"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_beams_and_logprobs(llm: LLM) -> None:
