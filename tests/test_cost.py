@@ -39,6 +39,8 @@ def test_the_work_of_a_step() -> None:
     assert step_work(MIXED) == StepWork(6, 3, 1, 2, 10 + 7 + 18, 10 + 18 + 35, 5, 1)
     assert step_work(DECODES) == StepWork(2, 2, 2, 2, 300, 300, 0, 0)
     assert step_work(PROMPT) == StepWork(1000, 1, 0, 1, 1000, 500_500, 0, 0)
+    assert step_work(MIXED._replace(attention_window=6)) == StepWork(6, 3, 1, 2, 6 + 7 + 7, 6 + (5 + 6 + 6) + 2 * 6, 5, 1)
+    assert step_work(PROMPT._replace(attention_window=16)) == StepWork(1000, 1, 0, 1, 1000, 16 * 17 // 2 + 984 * 16, 0, 0)
     assert step_work(Plan(3, 0.0)) == StepWork(0, 0, 0, 0, 0, 0, 0, 0)
 
 

@@ -62,7 +62,7 @@ class StatsMaker:
             num_seqs += len(seqs)
             if len(seqs) == 1 and group.is_forked:
                 seq = seqs[0]
-                num_ctx += seq.num_computed
+                num_ctx += seq.num_computed - seq.table.num_dropped_blocks * size  # type: ignore[union-attr]
                 wasted += seq.table.capacity - seq.num_computed  # type: ignore[union-attr]
                 num_held += len(seq.table.block_ids)  # type: ignore[union-attr]
                 if counts_reserved:
@@ -82,7 +82,7 @@ class StatsMaker:
         for seq in group.seqs:
             if seq.table is None:
                 continue
-            num_ctx += seq.num_computed
+            num_ctx += seq.num_computed - seq.table.num_dropped_blocks * size
             num_held += len(seq.table.block_ids)
             slots = seq.num_computed - seq.table.num_dropped_blocks * size
             for i, block_id in enumerate(seq.table.block_ids):

@@ -96,6 +96,7 @@ class Plan(NamedTuple):
         released: sequences the runner must forget (finished, dropped, preempted, aborted) before the step.
         ended: (group_id, request_id, reason) of groups that the scheduler itself ended in this step (kv_capacity).
         blocked: why the first group of each queue stayed out.
+        attention_window: latest positions that a token sees, itself included (a compression policy's); None: all.
     """
 
     step: int
@@ -114,6 +115,7 @@ class Plan(NamedTuple):
     blocked: tuple[Blocked, ...] = ()
     ended: tuple[tuple[int, str, str], ...] = ()
     watermark_blocks: int = 0
+    attention_window: int | None = None
 
     @property
     def num_new_tokens(self) -> int:

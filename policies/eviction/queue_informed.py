@@ -20,7 +20,8 @@ class QueueInformed(Wrapping):
         head of the queue, at least 1.
     Deviations: spared is what is in a prompt, also behind a gap. The inner policy takes a block for held while it is spared; one that was
         a candidate before is taken from it as a hit would (policies with lists of their own may count that as a use, those that sort by
-        a key do not). In replay nobody waits, and the inner policy decides alone.
+        a key do not). In a replay that asks per access nobody waits, and the
+        inner policy decides alone; one of semantics `engine` tells it of the requests that come next, as if they waited.
     """
 
     def __init__(self, inner: EvictionPolicy | None = None, num_waiting: int = 8) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvlab.types import Plan
+from kvlab.types import Plan, ScheduledSeq
 from kvlab.types.columns import Decodes
 
 
@@ -15,8 +16,8 @@ class StepWork(NamedTuple):
         num_tokens: tokens computed. num_seqs: sequences they belong to. num_decode_seqs: those of a single new token.
         num_sampled_seqs: sequences whose last position goes through the output head.
         num_kv_tokens_read: K and V entries that attention reads: every sequence's context, its new tokens included and those that a
-            compression policy has given up not.
-        num_attention_pairs: query-key pairs: a new token sees the context up to and including itself.
+            compression policy has given up, or that lie before the window of all its new tokens, not.
+        num_attention_pairs: query-key pairs: a new token sees the context up to and including itself, of a window only that.
         num_moved_blocks: blocks swapped in or out. num_copied_blocks: blocks copied within the pool.
     """
 
@@ -56,6 +57,9 @@ def _count(plan: Plan) -> StepWork:
         return StepWork(0, 0, 0, 0, 0, 0, num_moved, num_copied)
     _, first, new, samples, dropped = list(zip(*scheduled, strict=True))[:5]
     num_tokens, num_seqs = sum(new), len(new)
+    if plan.attention_window is not None:
+        num_keys, num_pairs = _within(plan.attention_window, scheduled)
+        return StepWork(num_tokens, num_seqs, new.count(1), num_seqs - samples.count(0), num_keys, num_pairs, num_moved, num_copied)
     num_keys = num_pairs = sum(first) + num_tokens - sum(dropped)
     num_decodes = num_seqs
     if num_tokens != num_seqs:
@@ -66,3 +70,14 @@ def _count(plan: Plan) -> StepWork:
                 end = s.first_position + n - s.num_dropped_tokens
                 num_pairs += (n - 1) * end - n * (n - 1) // 2
     return StepWork(num_tokens, num_seqs, num_decodes, num_seqs - samples.count(0), num_keys, num_pairs, num_moved, num_copied)
+
+
+def _within(window: int, scheduled: Sequence[ScheduledSeq]) -> tuple[int, int]:
+    """(entries read, query-key pairs) where each token sees the `window` latest positions."""
+    num_keys = num_pairs = 0
+    for s in scheduled:
+        end = s.first_position + s.num_new_tokens
+        num_keys += end - max(s.num_dropped_tokens, s.first_position + 1 - window)
+        growing = max(0, min(end, window) - s.first_position)  # of the new tokens those that see all before them
+        num_pairs += growing * s.first_position + growing * (growing + 1) // 2 + (s.num_new_tokens - growing) * window
+    return num_keys, num_pairs
