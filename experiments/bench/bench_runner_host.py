@@ -1,4 +1,5 @@
-"""Host work of the torch runner at full batch: building a decode batch, applying table changes, choosing tokens from logits.
+"""Host work of the torch runner at full batch: building a decode batch, applying table changes, a whole step at depth 1 around a model
+that gives zeros, choosing tokens from logits.
 
     OMP_WAIT_POLICY=PASSIVE python experiments/bench/bench_runner_host.py --seqs 256 --threads 2
 
@@ -15,11 +16,15 @@ from typing import Any
 
 import torch
 
+from kvlab.engine import Engine, EngineConfig, PolicySet
 from kvlab.engine.runners.base import RunnerConfig
+from kvlab.engine.runners.cuda_runner import CudaRunner
 from kvlab.engine.runners.torch_runner import TorchRunner
 from kvlab.engine.sampler import SamplingState, sample
+from kvlab.kernels.torch_backend import TorchBackend
 from kvlab.model import load_model, tiny
-from kvlab.types import Plan, SamplingParams, ScheduledSeq, SeqStart
+from kvlab.policies.prefix_cache import NoCache
+from kvlab.types import Plan, Request, SamplingParams, ScheduledSeq, SeqStart
 
 CONTEXT = 900
 KINDS: dict[str, dict[str, Any]] = {
@@ -59,6 +64,22 @@ def bench_batch(num_seqs: int, block_size: int) -> None:
     print(f"block size {block_size:2}: tables of a step {milliseconds(lambda: runner._apply(growth, kv), 20)}")
 
 
+def bench_step(num_seqs: int) -> None:
+    """Whole steps at depth 1 through the GPU's runner, around a model that gives zeros: what the host does beside the device."""
+    loaded = load_model(tiny(), "float32", "cpu")
+    hidden, vocab = loaded.config.hidden_size, loaded.config.vocab_size
+    loaded.model.forward = lambda ids, *others: torch.zeros(len(ids), hidden)  # type: ignore[method-assign]
+    loaded.model.logits = lambda hidden_SE: torch.zeros(len(hidden_SE), vocab)  # type: ignore[method-assign]
+    config = EngineConfig(num_seqs * 40, 16, max_num_seqs=num_seqs, max_num_batched_tokens=10**6, max_model_len=1024, depth=1)
+    engine = Engine(config, PolicySet(prefix_cache=NoCache()), CudaRunner(loaded, TorchBackend(), graph_sizes=()))
+    for i in range(num_seqs):
+        sampling = SamplingParams(max_tokens=300, ignore_eos=True)
+        engine.add_request(Request(f"r{i}", [(i + j) % 200 for j in range(200 + i % 16)], sampling))
+    for _ in range(4):
+        engine.step()
+    print(f"depth 1: whole step              {milliseconds(engine.step, 200)}")
+
+
 def main() -> None:
     """Measure and print one line a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -69,6 +90,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     for block_size in (16, 1):
         bench_batch(args.seqs, block_size)
+    bench_step(args.seqs)
     # Logits as peaked as a language model's: most of the mass in some dozens of tokens.
     logits = torch.randn(args.seqs, args.vocab, generator=torch.Generator().manual_seed(0))
     logits[:, :100] += torch.linspace(14, 4, 100)

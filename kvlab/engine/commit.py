@@ -66,13 +66,8 @@ class Committer:
         num_generation = num_output = 0  # of the common case; the others count by themselves
         for scheduled, tokens in zip(scheduled_seqs, accepted, strict=True):
             if scheduled.seq_id in events:
-                lane, fills, may_end = events[scheduled.seq_id]
-                if fills:
-                    lanes.publish(lane)
-                reason = lanes.why_ended(lane) if may_end else ""
-                if reason:
-                    self.finish(lanes.leave(lane), reason, end_s)
-                    ended_lanes.append(lane)
+                if self._take_in_lane(*events[scheduled.seq_id], end_s):
+                    ended_lanes.append(events[scheduled.seq_id][0])
                 continue
             seq = sequences[scheduled.seq_id]
             group = seq.group
@@ -115,8 +110,8 @@ class Committer:
 
     def _commit_lanes(self, plan: Plan, outcome: Outcome, end_s: float, counts: StepCounts,
                       flight: Flight | None) -> tuple[Seqs[ScheduledSeq], Seqs[tuple[int, ...]], LaneEvents]:  # fmt: skip
-        """One token for each lane. Returns what is left to be done in the plan's order: what is scheduled besides and lanes to which
-        something happens, the tokens that came of it, and what happens."""
+        """One token for each lane. Returns what is left to be done in the plan's order: what is scheduled besides and the tokens that
+        came of it; where lanes are not the plan's first, those among them to which something happens, and what."""
         lanes, scheduled, tokens = self.scheduler.lanes, plan.scheduled, outcome.tokens
         is_in = scheduled is lanes.scheduled if flight is None else flight.lanes is not None
         if not is_in or not scheduled:
@@ -124,19 +119,31 @@ class Committer:
         num, places = len(lanes), None if flight is None else flight.places
         counts.generation += num
         counts.output += num
-        happened = lanes.advance(_lane_ids(tokens, places, num), end_s)
-        if not happened and len(scheduled) == num:
-            return (), (), {}
-        events = {lanes.seqs[lane].seq_id: (lane, fills, may_end) for lane, fills, may_end in happened}
-        eventful = [lane for lane, _, _ in events.values()]
+        events = lanes.advance(_lane_ids(tokens, places, num), end_s)
         if places is None:
-            left = [*eventful, *range(num, len(scheduled))]
-        else:
-            is_left = np.ones(len(scheduled), dtype=np.bool_)
-            is_left[places] = False
-            is_left[places[eventful]] = True
-            left = np.flatnonzero(is_left).tolist()
-        return [entry_of(scheduled, i) for i in left], [entry_of(tokens, i) for i in left], events
+            ended = [event[0] for event in events if self._take_in_lane(*event, end_s)]
+            if ended:
+                lanes.drop(ended)
+            if len(scheduled) == num:
+                return (), (), {}
+            others = range(num, len(scheduled))
+            return [entry_of(scheduled, i) for i in others], [entry_of(tokens, i) for i in others], {}
+        is_left = np.ones(len(scheduled), dtype=np.bool_)
+        is_left[places] = False
+        is_left[places[[lane for lane, _, _ in events]]] = True
+        left = np.flatnonzero(is_left).tolist()
+        by_id = {lanes.seqs[event[0]].seq_id: event for event in events}
+        return [entry_of(scheduled, i) for i in left], [entry_of(tokens, i) for i in left], by_id
+
+    def _take_in_lane(self, lane: int, fills: bool, may_end: bool, end_s: float) -> bool:
+        """Something happens to a lane; whether it ends (and is to be dropped)."""
+        lanes = self.scheduler.lanes
+        if fills:
+            lanes.publish(lane)
+        reason = lanes.why_ended(lane) if may_end else ""
+        if reason:
+            self.finish(lanes.leave(lane), reason, end_s)
+        return bool(reason)
 
     def _drop_unwanted(self, scheduled_seqs: Seqs[ScheduledSeq], tokens: Seqs[tuple[int, ...]], flight: Flight, events: LaneEvents,
                        counts: StepCounts) -> tuple[Seqs[ScheduledSeq], Seqs[tuple[int, ...]]]:  # fmt: skip
