@@ -332,6 +332,18 @@ def test_pins_need_a_pool_that_has_room_for_them() -> None:
     assert evicted(Pinned(), 3, "a a b c d") == evicted(Lru(), 3, "a a b c d") == "a"
 
 
+@pytest.mark.parametrize("inner", ["lru", "fifo", "sieve", "arc", "lirs"])
+def test_where_ids_go_round_in_a_circle_somebody_goes(inner: str) -> None:
+    """2 after 1 and 1 after 2, both in a cache of 2: there is no leaf, in the eyes of any inner policy. The one let go first goes."""
+    result = replay([[0, 1, 2], [2, 1, 0]], by_name("eviction", "leaf_first", inner=inner), 2)
+    assert result.object_hits == 1
+    rng = Random(20261130)
+    for _ in range(60):
+        requests = [[rng.randrange(8) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 40))]
+        result = replay(requests, by_name("eviction", "leaf_first", inner=inner), rng.randint(1, 6))
+        assert result.object_hits + len(result.evicted) <= sum(map(len, requests))
+
+
 def test_a_leaf_policy_passes_over_pinned_children() -> None:
     """The inner SIEVE stands at a, hit once; b, pinned, is no way down."""
     policy = LeafFirst(Pinned(Slru(), min_hits=1, max_fraction=0.5))

@@ -19,7 +19,9 @@ class LeafFirst(Wrapping):
     Deviations: an inner policy that sorts by a key (lru, fifo, lfu, mru, filo, gdsf, length_aware, belady ...) knows of the leaves only
         and takes the best of them, exactly. Another one is asked for its choice among all candidates, and where others continue that,
         the way goes down from child to child, each time the one let go longest ago (O(depth)). A child that is held or pinned protects
-        no parent: requests hold their blocks from the head on, so that happens with duplicates of content only, and with pins.
+        no parent: requests hold their blocks from the head on, so that happens with duplicates of content only, and with pins. In a
+        classic cache simulation (a replay's semantics `access`) ids may continue each other in a circle, 1 after 2 and 2 after 1: where
+        no leaf is left, the candidate let go longest ago is taken for one.
     """
 
     def __init__(self, inner: EvictionPolicy | None = None) -> None:
@@ -35,6 +37,7 @@ class LeafFirst(Wrapping):
     def _make_empty(self) -> None:
         self._candidates: dict[bytes, BlockView] = {}  # by content
         self._contents: dict[int, bytes] = {}  # of the candidates, by block id
+        self._num_leaves = 0  # known to an inner policy that sorts
         self._children: dict[bytes, OrderedDict[int, BlockView]] = {}  # content -> candidates that continue it, let go longest ago first
         self._choice = self._above = b""  # what the inner policy last chose; what is above the leaf that this led to
 
@@ -45,6 +48,7 @@ class LeafFirst(Wrapping):
         self._contents[block.block_id] = content
         if not self._sorts or content not in self._children:
             self._inner.release(block, now, preempted)
+            self._num_leaves += 1
         if parent is None:
             return
         siblings = self._children.get(parent)
@@ -54,6 +58,7 @@ class LeafFirst(Wrapping):
         self._children[parent] = OrderedDict({block.block_id: block})
         if self._sorts and parent in self._candidates:
             self._inner.withhold(self._candidates[parent], now)
+            self._num_leaves -= 1
 
     def hit(self, block: BlockView, now: Now) -> None:
         """Held: no candidate."""
@@ -75,6 +80,7 @@ class LeafFirst(Wrapping):
         if self._contents.pop(block.block_id, None) is None:
             return  # held by others already
         del self._candidates[block.content]
+        self._num_leaves -= block.content not in self._children
         if block.parent is None:
             return
         siblings = self._children[block.parent]
@@ -84,17 +90,25 @@ class LeafFirst(Wrapping):
         del self._children[block.parent]
         if self._sorts and block.parent in self._candidates:
             self._inner.release(self._candidates[block.parent], now, False)
+            self._num_leaves += 1
 
     def victim(self, now: Now) -> int:
         """The inner policy's choice, or a leaf below it."""
+        if self._sorts and not self._num_leaves:
+            return next(iter(self._candidates.values())).block_id
         block_id = self._inner.victim(now)
         if self._sorts:
             return block_id
         choice = content = self._contents[block_id]
         if choice == self._choice and self._above in self._candidates:  # go on where the last way down ended
             content = self._above
+        seen = {content}
         while (child := self._child(content)) is not None:
+            if child.content in seen:
+                content = next(iter(self._candidates))
+                break
             content = child.content
+            seen.add(content)
         leaf = self._candidates[content]
         self._choice, self._above = choice, (leaf.parent or b"") if content != choice else b""
         return leaf.block_id

@@ -87,6 +87,7 @@ def test_blocks_that_leave_the_window_come_free() -> None:
         tables.append(list(engine.sequences[0].table.block_ids) if engine.sequences else [])  # type: ignore[union-attr]
     assert tables == [[1, 2], [1, 2], [2], [2, 3], [2, 3], []]
     assert [plan.scheduled[0].num_dropped_tokens for plan in log.plans] == [0, 4, 4, 8, 8, 8]
+    assert [(s.num_ctx_tokens, s.internal_fragmentation_tokens) for s in log.stats[:-1]] == [(6, 2), (7, 1), (4, 0), (5, 3), (6, 2)]
     assert log.records["a"].outputs == reference_outputs([request("a", prompt_of(10), 6)], window=Window(5))["a"]
 
 
