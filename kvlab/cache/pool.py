@@ -231,9 +231,13 @@ class BlockPool:
     def release(self, block_ids: Iterable[int], preempted: bool = False) -> None:
         """A table lets go of blocks; give them tail first, so that a prefix outlives its continuation."""
         given: list[int] = []  # free again, where nobody asks one by one
-        tells = self.on_event is not None or self._gave is not None
+        tells, blocks = self.on_event is not None or self._gave is not None, self.blocks
         for block_id in block_ids:
-            block = self.blocks[block_id]
+            block = blocks[block_id]
+            if block.ref_count == 1 and not block.content and not tells:  # most of them
+                block.ref_count = 0
+                given.append(block_id)
+                continue
             assert block.ref_count > 0, f"block {block_id} of tier {self.tier} released more often than held"
             block.ref_count -= 1
             if block.ref_count:
@@ -241,9 +245,6 @@ class BlockPool:
                     self.on_event("unshare", self.tier, block)
                 continue
             if not block.content:
-                if not tells:
-                    given.append(block_id)
-                    continue
                 self._give(block)
                 if self.on_event:
                     self.on_event("free", self.tier, block)

@@ -55,12 +55,14 @@ class Committer:
         """Apply one step; `end_s` is the time at which its tokens exist. `flight` (depth 1): knows the sequences whose tokens are wanted;
         the others have ended or given way meanwhile."""
         counts = StepCounts()
-        size, sequences, publishes = self.kv.block_size, self.sequences, self.kv.prefix_cache.enabled
-        drops = self.kv.compression.attention_window is not None or not self.kv.compression.lossless
-        lanes, ended_lanes = self.scheduler.lanes, list[int]()
         scheduled_seqs, accepted, events = self._commit_lanes(plan, outcome, end_s, counts, flight)
         if flight is not None:
             scheduled_seqs, accepted = self._drop_unwanted(scheduled_seqs, accepted, flight, events, counts)
+        if not scheduled_seqs:
+            return counts
+        size, sequences, publishes = self.kv.block_size, self.sequences, self.kv.prefix_cache.enabled
+        drops = self.kv.compression.attention_window is not None or not self.kv.compression.lossless
+        lanes, ended_lanes = self.scheduler.lanes, list[int]()
         beams: dict[SequenceGroup, dict[int, tuple[Candidate, ...]]] = {}
         computed: list[Sequence] = []
         num_generation = num_output = 0  # of the common case; the others count by themselves

@@ -76,7 +76,7 @@ def drive(engine: Engine, workload: RequestSource, on_progress: Callable[[Progre
                 continue
             if request.abort_at_s is not None:
                 aborts.append((request.abort_at_s, request.request_id))
-        for due in [entry for entry in aborts if entry[0] <= now_s]:
+        for due in [entry for entry in aborts if entry[0] <= now_s] if aborts else ():
             aborts.remove(due)
             engine.abort(due[1], max(due[0], last_end_s))
         if engine.has_work or engine.has_ended:

@@ -64,9 +64,11 @@ def mixed(seed: int, number: int) -> int:
     return x ^ x >> 31
 
 
-def mixed_each(seeds: Words, numbers: Words | np.uint64) -> Words:
-    """`mixed` of arrays of 64-bit words."""
-    x: Words = seeds * _MIX[0] + numbers
+def mixed_each(seeds: Words, numbers: Words | None = None) -> Words:
+    """`mixed` of arrays of 64-bit words. numbers: None for zeros."""
+    x: Words = seeds * _MIX[0]
+    if numbers is not None:
+        x += numbers
     x += _MIX[1]
     x *= _MIX[2]
     x ^= x >> _MIX[3]

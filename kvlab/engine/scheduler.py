@@ -98,8 +98,9 @@ class Scheduler:
         budget = batching.token_budget(self.queues, self.config.max_num_batched_tokens)
         build = PlanBuilder(now, budget, self.released, self.forked)
         self.released, self.forked = [], []
-        build.made_room = any(group.status is RUNNING for group in self._owed)  # what came free is for them
-        self._owed.clear()
+        if self._owed:
+            build.made_room = any(group.status is RUNNING for group in self._owed)  # what came free is for them
+            self._owed.clear()
         build.watermark_blocks = self.policies.admission.headroom_blocks(self.kv.pool)
         for alternative in self._phases(now):
             build.phases = alternative

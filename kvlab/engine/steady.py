@@ -354,7 +354,7 @@ class Lanes:
             return
         times, columns = self._times, self._rows[: len(self._times)].T.tolist()
         for seq, ids, given, shown in zip(self.seqs, columns, self._given.tolist(), self._shown.tolist(), strict=True):
-            self._give(seq, ids[given:], times[given:], shown)
+            self._give(seq, ids[given:] if given else ids, times[given:] if given else times, shown)
         self._given[:] = 0
         self._times = []
         self._shown[:] = self._settled = self.ahead

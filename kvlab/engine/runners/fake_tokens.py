@@ -15,7 +15,6 @@ from kvlab.engine.stopping import end_token_ids
 from kvlab.types import Candidate, SamplingParams
 
 _MASK = 2**64 - 1
-_ZERO = np.array(0, dtype=np.uint64)
 _WEIGHTS = np.zeros(0, dtype=np.uint64)
 _WEIGHT_LIST: list[int] = []  # the same as Python's integers: one token is quicker without numpy
 
@@ -93,7 +92,7 @@ class FakeModel:
 
     def pick(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Tokens of which nothing is masked."""
-        bits = mixed_each(hashes, _ZERO)
+        bits = mixed_each(hashes)
         whole = bits // self._size  # numpy's remainder takes three times as long
         whole *= self._size
         bits -= whole
