@@ -170,6 +170,6 @@ class Forcer:
         for name in names:
             group = self.engine.groups.get(name)
             if group is not None and any(group is g for g in self.engine.scheduler.running):
-                self.engine.scheduler._preempt(group, build)
+                self.engine.scheduler.giving_way.preempt(group, build)
                 self.num_forced += 1
         names.clear()

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence as Seqs
 from typing import NamedTuple
 
-from kvlab.cache.free_blocks import FreeBlocks
 from kvlab.cache.manager import KVCacheManager
 from kvlab.cache.pool import CachedBlock
 from kvlab.engine.beam import BeamState
@@ -25,11 +24,11 @@ from kvlab.engine.flight import Flight
 from kvlab.engine.hearing import hearers
 from kvlab.engine.randomness import request_seed
 from kvlab.engine.records import StatsMaker, make_record, refused_record
+from kvlab.engine.request_checks import check_request
 from kvlab.engine.runners.base import Runner, RunnerConfig
 from kvlab.engine.scheduler import Scheduler
 from kvlab.engine.sequence import FINISHED, RUNNING, Sequence, SequenceGroup
 from kvlab.model.tokenizer import Tokenizer
-from kvlab.policies.base import RegionNeed, SlotLayout
 from kvlab.types import (
     BlockEvent,
     IllegalDecision,
@@ -39,7 +38,6 @@ from kvlab.types import (
     Plan,
     Request,
     RequestRecord,
-    RequestTooLong,
     StepStats,
     UserError,
 )
@@ -129,54 +127,7 @@ class Engine:
             RequestTooLong: its prompt can't fit; the message holds the blocks needed, those there are and the longest that fits.
             UserError: empty prompt, ids outside the vocabulary, more sequences than a step can hold, stop strings without tokenizer.
         """
-        config, name = self.config, f"Request {request.request_id!r}"
-        num_prompt, num_seqs = len(request.prompt_token_ids), request.sampling.num_sequences
-        if num_prompt == 0:
-            raise UserError(f"{name} has an empty prompt: at least one token is needed.")
-        if self.vocab_size is not None:
-            low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
-            if low < 0 or high >= self.vocab_size:
-                raise UserError(f"{name} holds token id {low if low < 0 else high}; ids of this model are 0 to {self.vocab_size - 1}.")
-        limit = min(config.max_num_seqs, config.max_num_batched_tokens)
-        if num_seqs > limit:
-            raise UserError(f"{name} decodes {num_seqs} sequences at once; max_num_seqs = {config.max_num_seqs} and max_num_batched_tokens "
-                            f"= {config.max_num_batched_tokens} allow {limit}. Lower n or beam_width, or raise them.")  # fmt: skip
-        if request.sampling.stop and self.tokenizer is None:
-            raise UserError(f"{name} has stop strings, but this run has no tokenizer. Use stop_token_ids, or a model with a tokenizer.")
-        if num_prompt >= config.max_model_len:
-            raise RequestTooLong(f"{name}: a prompt of {num_prompt} tokens and one output token exceed max_model_len = "
-                                 f"{config.max_model_len}. The longest prompt that fits is {config.max_model_len - 1} tokens.")  # fmt: skip
-        if self.kv.regions is not None:
-            self._check_regions(name, request)
-        else:
-            self._check_room(name, num_prompt)
-
-    def _check_room(self, name: str, num_prompt: int) -> None:
-        config = self.config
-        need = -(-num_prompt // config.block_size)
-        if need > config.num_blocks:
-            longest = min(config.num_blocks * config.block_size, config.max_model_len - 1)
-            raise RequestTooLong(f"{name} can never fit: {num_prompt} prompt tokens need {need} blocks of {config.block_size}, there are "
-                                 f"{config.num_blocks}. The longest that fits is {longest} tokens; or raise num_blocks.")  # fmt: skip
-
-    def _check_regions(self, name: str, request: Request) -> None:
-        """Its regions must find a place in an empty pool."""
-        config, layout = self.config, self.policies.layout
-        num_prompt, num_seqs = len(request.prompt_token_ids), request.sampling.num_sequences
-        if isinstance(layout, SlotLayout) and num_seqs > layout.num_slots:
-            raise UserError(f"{name} decodes {num_seqs} sequences at once, and layout {type(layout).__name__} has {layout.num_slots} "
-                            "slots: lower n or beam_width, or give the layout more.")  # fmt: skip
-        max_output = min(request.sampling.max_tokens, config.max_model_len - num_prompt)
-        size = layout.reserve_blocks(RegionNeed(-(-num_prompt // config.block_size), num_prompt, max_output, request.known_output_len,
-                                                config.max_model_len, config.block_size))  # fmt: skip
-        free = FreeBlocks(config.num_blocks)
-        for _ in range(num_seqs):
-            region = layout.place(size, free)
-            if region is None:
-                raise RequestTooLong(f"{name} can never fit: for {num_prompt} prompt tokens layout {type(layout).__name__} takes "
-                                     f"{size} blocks of {config.block_size} for each of {num_seqs} sequences, there are "
-                                     f"{config.num_blocks}. Raise num_blocks, or shorten the prompt.")  # fmt: skip
-            free.take(region)
+        check_request(request, self.config, None if self.kv.regions is None else self.policies.layout, self.vocab_size, self.tokenizer)
 
     def add_request(self, request: Request) -> None:
         """Queue a request.

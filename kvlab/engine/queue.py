@@ -1,14 +1,20 @@
-"""The waiting queue: preempted groups first (unless the scheduling policy sorts them in), then the others by the scheduling policy."""
+"""The waiting queue: preempted groups first (unless the scheduling policy sorts them in), then the others by the scheduling policy. And
+what policies see of all three queues."""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Seqs
+from typing import TYPE_CHECKING
 
 from kvlab.engine.sequence import SequenceGroup
 from kvlab.policies.base import PrefixesView, SchedulingPolicy
 from kvlab.types import IllegalDecision, Now
+
+if TYPE_CHECKING:
+    from kvlab.engine.scheduler import Scheduler
 
 Entry = tuple[tuple[float, ...], int, SequenceGroup]
 
@@ -93,3 +99,30 @@ class WaitingQueue:
             self._preempted.remove(group)
         else:
             self._sorted = [entry for entry in self._sorted if entry[2] is not group]
+
+
+class Queues:
+    """What policies see of the queues (`QueuesView`)."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    @property
+    def waiting(self) -> Seqs[SequenceGroup]:
+        """Preempted first, then by the scheduling policy."""
+        return tuple(self._scheduler.waiting)
+
+    @property
+    def running(self) -> Seqs[SequenceGroup]:
+        """In order of entry."""
+        return self._scheduler.running
+
+    @property
+    def swapped(self) -> Seqs[SequenceGroup]:
+        """In order of return."""
+        return self._scheduler.swapped
+
+    @property
+    def num_waiting(self) -> int:
+        """Length of `waiting`."""
+        return len(self._scheduler.waiting)

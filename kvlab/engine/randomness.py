@@ -68,7 +68,7 @@ def mixed_each(seeds: Words, numbers: Words | None = None) -> Words:
     """`mixed` of arrays of 64-bit words. numbers: None for zeros."""
     x: Words = seeds * _MIX[0]
     if numbers is not None:
-        x += numbers
+        x = x + numbers  # which may have more dimensions
     x += _MIX[1]
     x *= _MIX[2]
     x ^= x >> _MIX[3]

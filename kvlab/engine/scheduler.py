@@ -15,48 +15,22 @@ from itertools import islice
 from typing import Any
 
 from kvlab.cache.manager import KVCacheManager
-from kvlab.cache.shareable import common_prefix_len
+from kvlab.engine.chunks import Chunks
 from kvlab.engine.config import EngineConfig, PolicySet
 from kvlab.engine.entry import Entry
+from kvlab.engine.giving_way import GivingWay
 from kvlab.engine.hearing import hearers
 from kvlab.engine.plan_builder import PlanBuilder
 from kvlab.engine.prefixes import Prefixes
-from kvlab.engine.queue import WaitingQueue
+from kvlab.engine.queue import Queues, WaitingQueue
 from kvlab.engine.sequence import FINISHED, RUNNING, SWAPPED, WAITING, Sequence, SequenceGroup
 from kvlab.engine.steady import Lanes, always_decodes
 from kvlab.policies import base
-from kvlab.types import Admitted, Blocked, IllegalDecision, Now, Plan, Preempted
+from kvlab.types import Admitted, Blocked, IllegalDecision, Now, Plan
 
 
 def _nothing_flies(group: SequenceGroup) -> None:
     """Depth 0: nothing to take back."""
-
-
-class Queues:
-    """What policies see of the queues (`QueuesView`)."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-
-    @property
-    def waiting(self) -> Seqs[SequenceGroup]:
-        """Preempted first, then by the scheduling policy."""
-        return tuple(self._scheduler.waiting)
-
-    @property
-    def running(self) -> Seqs[SequenceGroup]:
-        """In order of entry."""
-        return self._scheduler.running
-
-    @property
-    def swapped(self) -> Seqs[SequenceGroup]:
-        """In order of return."""
-        return self._scheduler.swapped
-
-    @property
-    def num_waiting(self) -> int:
-        """Length of `waiting`."""
-        return len(self._scheduler.waiting)
 
 
 class Scheduler:
@@ -76,16 +50,16 @@ class Scheduler:
         self.lanes = Lanes(kv, always_decodes(policies.batching))  # the first of `running`, where they only decode
         self.swapped: list[SequenceGroup] = []
         self.queues = Queues(self)
+        self.chunks = Chunks(policies.batching, config.max_num_batched_tokens)
+        self.giving_way = GivingWay(self)
         self.released: list[int] = []  # sequences the runner must forget, since the last plan
         self.forked: list[Sequence] = []  # sequences made by the last commit: the runner must start them
         self.recall: Callable[[SequenceGroup], None] = _nothing_flies  # takes a group's tokens in flight back; the engine sets it
         self._owed: list[SequenceGroup] = []  # running groups that wait for blocks which the step in flight still touches
         self._num_admitted = 0
         self._legal_phases: Seqs[Seqs[str]] = ()
-        self._displaces = type(policies.scheduling).displaces is not base.SchedulingPolicy.displaces
         self._orders_running = type(policies.batching).running_order is not base.BatchingPolicy.running_order
         self._tell_entered = hearers(policies, "entered")
-        self._tell_preempted = hearers(policies, "preempted")
         self._enterers = {"swapped": self._schedule_swapped, "waiting": self._schedule_waiting, "running": self._schedule_running}
 
     # ---------------------------------------------------------------- the step
@@ -193,153 +167,16 @@ class Scheduler:
 
     def _grow_and_schedule(self, group: SequenceGroup, build: PlanBuilder) -> None:
         """Schedule a running group's next tokens; where blocks are short someone gives way, at last the group itself."""
-        work = self._work_of(group, build.budget)
+        work = self.chunks.work_of(group, build.budget)
         growth = [(seq, seq.num_computed + n) for seq, n, _ in work]
         while not self.kv.grow(growth):
             if self.kv.can_grow_later(growth):
                 self._owed.append(group)
                 return
-            if self._make_room(group, build) is group:
+            if self.giving_way.make_room(group, build) is group:
                 return
         if work:
             build.add(group, work)
-
-    def _work_of(self, group: SequenceGroup, budget: int) -> list[tuple[Sequence, int, int]]:
-        """(sequence, tokens, samples) for each sequence of the group that has something to compute within `budget`."""
-        chunk, limit = self.policies.batching.chunk, self.config.max_num_batched_tokens
-        seqs = group.seqs
-        if len(seqs) == 1 and group.beam is None:
-            seq = seqs[0]
-            missing = len(seq.tokens) - seq.num_computed
-            n = chunk(missing, budget, limit) if missing else 0
-            if n != missing or not n:
-                self._check_chunk(n, missing, budget)
-                return [(seq, n, 0)] if n else []
-            return [(seq, n, 1 if group.is_forked else group.sampling.n)]
-        work = self._share_out(seqs, budget, 0)
-        if group.beam is not None:
-            # Beams sample together or not at all: unless all reach their end in this step, each stops one token short of it.
-            all_end = sum(samples for _, _, samples in work) == len(seqs)
-            return work if all_end else self._share_out(seqs, budget, 1)
-        if not group.is_forked:
-            work = [(s, n, group.sampling.n if samples else 0) for s, n, samples in work]
-        return work
-
-    def _share_out(self, seqs: list[Sequence], budget: int, num_left: int) -> list[tuple[Sequence, int, int]]:
-        """The budget, first come first served, to sequences that miss more than `num_left` tokens."""
-        work = []
-        for seq in seqs:
-            missing = len(seq.tokens) - seq.num_computed - num_left
-            if seq.attach_to is not None or budget <= 0 or missing <= 0:
-                continue
-            n = self.policies.batching.chunk(missing, budget, self.config.max_num_batched_tokens)
-            self._check_chunk(n, missing, budget)
-            if n:
-                work.append((seq, n, 1 if n == missing and not num_left else 0))
-                budget -= n
-        return work
-
-    def _check_chunk(self, n: Any, missing: int, budget: int) -> None:
-        if not isinstance(n, int) or not 0 <= n <= min(missing, budget):
-            raise IllegalDecision("batching", self.policies.batching, f"compute {n!r} of {missing} tokens with a budget of {budget}",
-                                  f"0 to {min(missing, budget)}")  # fmt: skip
-
-    # -------------------------------------------------------------- preemption
-
-    def _make_room(self, group: SequenceGroup, build: PlanBuilder) -> SequenceGroup | None:
-        """Someone gives way to `group`; returns who left running (`group` itself, when it was chosen or nobody else is there). None: the
-        eviction policy gave up its pins instead."""
-        if len(self.running) == 1:
-            if self.kv.pool.give_up_pins():
-                return None
-            if not any(seq.flight >= 0 for seq in group.seqs):  # else it may get a token yet, or end by itself
-                self._end_for_capacity(group, build)
-            return group
-        policy = self.policies.preemption
-        candidates = list(self.running)
-        if policy.protect_oldest:
-            candidates.remove(min(candidates, key=lambda g: g.admission_order))
-        victim = policy.victim(tuple(candidates), build.now)
-        if not any(victim is candidate for candidate in candidates):
-            name = getattr(victim, "request_id", victim)
-            protected = " (the oldest is protected)" if policy.protect_oldest else ""
-            raise IllegalDecision("preemption", policy, f"victim {name!r}", f"one of the {len(candidates)} candidates{protected}")
-        self._preempt(victim, build)  # type: ignore[arg-type]
-        return victim  # type: ignore[return-value]
-
-    def _displace(self, head: SequenceGroup, build: PlanBuilder) -> bool:
-        """The scheduling policy may send a running group away for a waiting or swapped one that found no room. True: it did."""
-        if not self._displaces:
-            return False
-        policy = self.policies.scheduling
-        candidates = tuple(g for g in self.running if g.admitted_step != build.now.step)
-        victim = policy.displaces(head, candidates, build.now) if candidates else None
-        if victim is None:
-            return False
-        if not any(victim is candidate for candidate in candidates):
-            raise IllegalDecision("scheduling", policy, f"displace {getattr(victim, 'request_id', victim)!r}",
-                                  f"one of the {len(candidates)} running groups that did not enter in this step, or None")  # fmt: skip
-        self._preempt(victim, build, "scheduling")  # type: ignore[arg-type]
-        return True
-
-    def _preempt(self, victim: SequenceGroup, build: PlanBuilder, cause: str = "blocks") -> None:
-        policy, kv = self.policies.preemption, self.kv
-        build.made_room |= cause == "blocks"
-        view = base.VictimView(victim, kv.swapper.num_distinct_tokens(victim), kv.swapper.num_swap_blocks(victim),
-                               kv.cpu_pool.num_available, self.block_bytes)  # fmt: skip
-        wanted = policy.mode.mode(view, build.now)
-        build.take_apart(victim)
-        self.recall(victim)
-        if wanted not in ("recompute", "swap"):
-            raise IllegalDecision("preemption mode", policy.mode, f"mode {wanted!r}", "'recompute' or 'swap'")
-        build.take_out(victim)
-        num_computed, num_blocks = victim.num_computed_tokens, victim.num_blocks
-        for seq in victim.seqs:
-            build.forget(seq)
-        # Swap space that is read in this step must not be written in it: blocks go out before others come back.
-        transfers = kv.swapper.swap_out(victim) if wanted == "swap" and not build.swap_in else None
-        build.stay_out(victim)
-        mode = "recompute" if transfers is None else "swap"
-        self.running.remove(victim)
-        victim.num_preemptions += 1
-        if transfers is not None:
-            build.swap_out += transfers
-            victim.status = SWAPPED
-            victim.num_swaps += 1
-            self.swapped.append(victim)
-            self.swapped.sort(key=lambda g: g.admission_order)
-        else:
-            for seq in victim.seqs:
-                kv.release(seq, preempted=True)
-            kv.release_spares(victim)
-            self._plan_reattachment(victim)
-            victim.status = WAITING
-            self.waiting.add_preempted(victim, build.now)
-        for tell in self._tell_preempted:
-            tell(victim, mode, build.now)
-        victim.enter_phase("swapped" if transfers is not None else "preempted", build.now.now_s)
-        build.preempted.append(Preempted(victim.group_id, victim.request_id, mode, wanted, num_computed, num_blocks, cause))
-
-    @staticmethod
-    def _plan_reattachment(group: SequenceGroup) -> None:
-        """A group that comes back shares what its sequences have in common: each joins the earlier one most like it."""
-        for i, seq in enumerate(group.seqs):
-            seq.attach_to, seq.attach_at = None, 0
-            for other in group.seqs[:i]:
-                common = min(common_prefix_len(seq.tokens, other.tokens), len(seq.tokens) - 1)
-                if common > seq.attach_at:
-                    seq.attach_to, seq.attach_at = other, common
-
-    def _end_for_capacity(self, group: SequenceGroup, build: PlanBuilder) -> None:
-        """Alone in the pool and still no room: the group can never grow again."""
-        build.take_out(group)
-        build.ended.append((group.group_id, group.request_id, "kv_capacity"))
-        for seq in group.seqs:
-            build.forget(seq)
-            self.kv.release(seq)
-        self.kv.release_spares(group)
-        self.running.remove(group)
-        group.status = FINISHED
 
     # ------------------------------------------------------------------- entry
 
@@ -367,20 +204,20 @@ class Scheduler:
         """Swapped groups come back, oldest first, while they are admitted and fit."""
         while self.swapped and self._may_enter(build) and self._swapped_first(build):
             group = self.swapped[0]
-            work = self._work_of(group, build.budget)
+            work = self.chunks.work_of(group, build.budget)
             target = max((s.num_computed + n for s, n, _ in work), default=0)
             entry = Entry(group, "swapped_in", [], target, self.running, self.kv)
             growth = [(s, s.num_computed + n) for s, n, _ in work]
             if not work:
                 return self._block(group, "tokens", build)
             if self._num_running_seqs() + group.num_sequences > self.config.max_num_seqs:
-                if self._displace(group, build):
+                if self.giving_way.displace(group, build):
                     continue
                 return self._block(group, "max_num_seqs", build)
             reason = self._admission(entry, build.now)
             transfers = None if reason else self.kv.swapper.swap_in(group, growth)
             if transfers is None:
-                if self.running and self._displace(group, build):
+                if self.running and self.giving_way.displace(group, build):
                     continue
                 if self.running or build.work:
                     return self._block(group, reason or self.kv.why_not(group, [], growth), build)
@@ -410,14 +247,14 @@ class Scheduler:
             if self.swapped and self._swapped_first(build):
                 return self._block(group, "swapped", build)
             if self._num_running_seqs() + group.num_sequences > self.config.max_num_seqs:
-                if self._displace(group, build):
+                if self.giving_way.displace(group, build):
                     continue
                 return self._block(group, "max_num_seqs", build)
             seq, kind = group.seqs[0], "new" if group.admission_order < 0 else "resumed"
             # A group that comes back needs a token to compute before it samples: its other sequences branch off there.
             match = self.kv.match_prefix(seq, len(seq.tokens) - (1 if len(group.seqs) == 1 else 2))
             seq.num_computed = num_cached = match.num_tokens
-            work = self._work_of(group, build.budget)
+            work = self.chunks.work_of(group, build.budget)
             seq.num_computed = 0
             if not work:
                 return self._block(group, "tokens", build)
@@ -431,7 +268,7 @@ class Scheduler:
                 self._enter(group, kind, work, build, num_cached)
                 continue
             if self.running:
-                if self._displace(group, build):
+                if self.giving_way.displace(group, build):
                     continue
                 return self._block(group, reason or self.kv.why_not(group, match.block_ids, [(seq, target)]), build)
             if self.kv.pool.give_up_pins():
