@@ -113,7 +113,8 @@ def run(
                 summary["kernel_paths"] = dict(sorted(parts.backend.paths.items()))
             _refuse_nothing_served(summary, recorder)
             out.finish(summary)
-            _log.info("finished: %d requests, %d steps", summary["num_requests"], summary["num_steps"])
+            counts = [f"{summary[f'num_{what}']} {what}" for what in ("requests", "steps") if summary[f"num_{what}"] is not None]
+            _log.info("finished: %s", ", ".join(counts) or "nothing counted, as neither steps nor requests were recorded")
         except BaseException as error:
             _blame(error)
             _log.info("ended by %s: %s", type(error).__name__, error, exc_info=not isinstance(error, UserError))

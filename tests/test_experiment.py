@@ -74,6 +74,18 @@ def test_a_run_writes_its_folder_and_prints_a_table(tmp_path: Path, capsys: pyte
     assert len(loaded[0].steps()) == json.loads((folder / "summary.json").read_text())["num_steps"]
 
 
+@pytest.mark.parametrize(("off", "said"), [
+    (["record.steps=false"], "finished: 3 requests"), (["record.requests=false"], r"finished: \d+ steps"),
+    (["record.steps=false", "record.requests=false"], "finished: nothing counted"),
+])  # fmt: skip
+def test_what_is_not_recorded_is_not_counted(tmp_path: Path, off: list[str], said: str) -> None:
+    words = ["runner=simulated", "model=tiny", "workload=synthetic", "workload.num_requests=3", "workload.output_len=4"]
+    run = kvlab.run(kvlab.compose(*words, *off), folder=tmp_path / "run", progress=False)
+    assert run.state == "finished"
+    assert re.search(said, (tmp_path / "run" / "run.log").read_text())
+
+
+
 def test_the_same_command_twice_gives_two_folders_and_one_identity(tmp_path: Path) -> None:
     for _ in range(2):
         assert main([*SMALL, "runner=simulated"]) == OK

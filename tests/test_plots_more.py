@@ -10,6 +10,7 @@ from trace_examples import request, stats
 
 from kvlab.analysis import plots
 from kvlab.analysis.export import find_browser, save_figure
+from kvlab.results import Run
 from kvlab.trace.frames import empty_frame
 from kvlab.trace.summary import Goals
 from kvlab.types import UserError
@@ -254,3 +255,16 @@ def test_svg_and_pdf_are_the_same_bytes_twice(tmp_path):
         if ending != ".png":
             assert first == save_figure(fig, tmp_path / f"b{ending}").read_bytes()
     assert "blocks evicted" in (tmp_path / "a.svg").read_text(encoding="utf-8")
+
+
+def test_a_hundred_lines_in_one_figure():
+    runs = pd.concat([RUNS] * 25, ignore_index=True).assign(run=[f"run {i}" for i in range(100)])
+    assert len(plots.compare(runs, "watermark", "mean_ttft_ms", by="run").data) == 100
+
+
+def test_what_is_no_frame_is_said_to_be_none():
+    run = Run("made up", env={})
+    with pytest.raises(UserError, match=r"was given Run, which is no frame: a run's are run.steps\(\) and run.requests\(\)"):
+        plots.memory_bands(run)
+    with pytest.raises(UserError, match="was given list, which is no frame"):
+        plots.latency([])

@@ -68,6 +68,9 @@ def panels(title: str, num_rows: int, height: int, share_x: bool = True) -> go.F
 
 def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
     """Raise a UserError that names the missing columns when a frame is not what a plot needs."""
+    if not hasattr(frame, "columns"):
+        hint = ": a run's are run.steps() and run.requests(), a sweep's is runs.frame" if hasattr(frame, "steps") else ""
+        raise UserError(f"This plot needs {what}, and was given {type(frame).__name__}, which is no frame{hint}.")
     missing = [c for c in columns if c not in frame.columns]
     if missing:
         raise UserError(f"This plot needs {what}; the frame given has no column {', '.join(missing)}.")

@@ -30,6 +30,9 @@ _UNITS = {
 }  # fmt: skip
 """Numbers that are swept."""
 
+_NUM_SYMBOLS = 53
+"""plotly knows markers of numbers 0 to 52 and a few more."""
+
 
 @plot
 def compare(frame: pd.DataFrame, x: str, y: str, by: str | None = None, title: str | None = None) -> go.Figure:
@@ -48,7 +51,7 @@ def compare(frame: pd.DataFrame, x: str, y: str, by: str | None = None, title: s
         spread = {"type": "data", "array": stats["max"] - stats["mean"], "arrayminus": stats["mean"] - stats["min"]}
         fig.add_scatter(
             x=[str(v) for v in stats.index], y=stats["mean"], name=f"{by} = {value!s}", mode="lines+markers",
-            line={"color": color, "width": 2}, marker={"size": 9, "symbol": len(fig.data)}, showlegend=by is not None,
+            line={"color": color, "width": 2}, marker={"size": 9, "symbol": len(fig.data) % _NUM_SYMBOLS}, showlegend=by is not None,
             error_y=spread if (stats["size"] > 1).any() else None,
         )  # fmt: skip
     order = [str(v) for v in sorted(runs[x].unique())]
