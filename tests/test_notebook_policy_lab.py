@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import textwrap
 from pathlib import Path
 
@@ -127,6 +128,62 @@ def test_an_interrupt_ends_the_work_and_not_the_kernel():
     assert lab.race() is False
     assert lab.message.text == "Interrupted."
     assert not lab.race_button.disabled
+
+
+LEAVES = {
+    "at once": ("import sys\nsys.exit()\n", 3, "SystemExit"),
+    "at once with a code": ("raise SystemExit(3)\n", 2, "SystemExit: 3"),
+    "as a generator": ("raise GeneratorExit\n", 2, "GeneratorExit"),
+    "constructor": ("class Mine(KeyEviction):\n    def __init__(self):\n        raise SystemExit(4)\n"
+                    "    def key(self, block):\n        return (block.used_tick,)\n", 4, "SystemExit: 4"),
+    "key": ("class Mine(KeyEviction):\n    def key(self, block):\n        exit(5)\n", 4, "SystemExit: 5"),
+    "key as a generator": ("class Mine(KeyEviction):\n    def key(self, block):\n        raise GeneratorExit\n", 4, "GeneratorExit"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("button", ["check", "race"])
+def test_code_that_leaves_does_not_take_the_kernel_along(name, button):
+    source, line, words = LEAVES[name]
+    lab = lab_with(source)
+    lab._namespace["exit"] = sys.exit
+    assert getattr(lab, button)() is False
+    assert lab.message.kind == "error"
+    assert lab.message.text.startswith(f"Line {line}: {words} (it would have ended the kernel")
+    assert lab.code.error_line == line
+    assert not lab.check_button.disabled
+
+
+def test_a_policy_that_leaves_in_the_race_only():
+    """12 event sequences of the contract never get as deep as a request of 40 blocks."""
+    source = """
+    import sys
+    class Mine(KeyEviction):
+        def key(self, block):
+            if block.depth > 30:
+                sys.exit(6)
+            return (block.used_tick,)
+    """
+    lab = policy_lab(source=HEAD + textwrap.dedent(source), traces={"deep": [list(range(40))] * 3}, namespace={})
+    assert lab.check(), lab.message.text
+    assert lab.race() is False
+    assert lab.message.text.startswith("Line 7: SystemExit: 6")
+    assert len(lab.results) == 0
+
+
+@pytest.mark.parametrize("source", [
+    "raise KeyboardInterrupt\n",
+    "class Mine(KeyEviction):\n    def __init__(self):\n        raise KeyboardInterrupt\n    def key(self, block):\n        return (1,)\n",
+])  # fmt: skip
+def test_an_interrupt_leaves_nothing_behind(source):
+    lab, out = lab_with(source), sys.stdout
+    assert lab.check() is False
+    assert lab.message.text == "Interrupted."
+    assert sys.stdout is out
+    assert sys.getprofile() is None
+    assert "__name__" not in lab._namespace
+    lab.code.value = TEMPLATES["eviction"]
+    assert lab.check(), lab.message.text
 
 
 def test_the_class_lives_in_the_namespace_and_prints_are_shown():

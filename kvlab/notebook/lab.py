@@ -164,7 +164,9 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self.message.say(f"Checking {cls.__name__} ...")
         try:
             check_policy(cls, self.seam)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             assert self._cell is not None
             raise fault(error, self._cell) from error
         self._checked = self.code.value
@@ -190,14 +192,16 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
             self.message.say(f"{arena.title}: {entrant.name} ({place + 1} of {len(entrants)}) ...")
             try:
                 finishes.append(next(competing))
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 raise (fault(error, self._cell) if entrant is mine else error) from error
         self._finishes, self.results = finishes, results_frame(finishes)
         self._draw(arena)
         self.message.say(_verdict(finishes, bool(bound)), "good")
 
     def _guarded(self, work: Callable[[], None]) -> bool:
-        """Whatever goes wrong is said in words; the kernel lives on. An interrupt ends the work, not the kernel."""
+        """Whatever goes wrong is said in words; the kernel lives on. An interrupt or sys.exit() ends the work, not the kernel."""
         self.code.error_line = 0
         self.check_button.disabled = self.race_button.disabled = True
         try:
@@ -207,7 +211,7 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
             self.message.say(str(error), "error")
         except KeyboardInterrupt:
             self.message.say("Interrupted.", "error")
-        except Exception as error:
+        except BaseException as error:
             self.message.say(in_words(error), "error")
         else:
             return True

@@ -51,7 +51,7 @@ def run_cell(source: str, namespace: dict[str, Any]) -> Cell:
     """Run `source` in `namespace` and find the policy class that it defines (the last one, if there are several).
 
     Raises:
-        CellError: a syntax error, an exception, or no policy among what it defines.
+        CellError: a syntax error, an exception (SystemExit too), or no policy among what it defines. KeyboardInterrupt is let through.
     """
     source = textwrap.dedent(source).strip("\n") + "\n"
     file = f"<policy lab {next(_NUMBERS)}>"
@@ -68,8 +68,10 @@ def run_cell(source: str, namespace: dict[str, Any]) -> Cell:
     try:
         with contextlib.redirect_stdout(out), _as_main(namespace):
             exec(code, namespace)
-    except Exception as error:
-        raise CellError(f"{type(error).__name__}: {error}", line_of(error, file)) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise CellError(raised(error), line_of(error, file)) from error
     names = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     return Cell(*_policy(names, namespace), file, source, out.getvalue())
 
@@ -99,6 +101,12 @@ def _policy(names: list[str], namespace: dict[str, Any]) -> tuple[type, str]:
     raise CellError(f"{what}. A policy derives from KeyEviction or one of {contracts} (kvlab.policies.base).")
 
 
+def raised(error: BaseException) -> str:
+    """An exception of a cell's own code in words."""
+    words = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return words if isinstance(error, Exception) else f"{words} (it would have ended the kernel; raise an error to stop)"
+
+
 def line_of(error: BaseException, file: str) -> int | None:
     """The line of the cell in which an exception, or what caused it, was raised: the innermost one."""
     seen: BaseException | None = error
@@ -122,5 +130,5 @@ def line_of_rule(message: str, cell: Cell) -> int | None:
 
 def fault(error: BaseException, cell: Cell) -> CellError:
     """Whatever came of using a cell's policy, as an error with a line where one can be told."""
-    message = str(error) if isinstance(error, (AssertionError, KvlabError)) else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, (AssertionError, KvlabError)) else raised(error)
     return CellError(message, line_of(error, cell.file) or line_of_rule(message, cell))
