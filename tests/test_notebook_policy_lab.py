@@ -130,6 +130,21 @@ def test_an_interrupt_ends_the_work_and_not_the_kernel():
     assert not lab.race_button.disabled
 
 
+def test_only_what_the_text_says_is_raced():
+    lab = lab_with(FAULTS["illegal victim"][0])
+    assert not lab.check()
+    lab.code.value = ""
+    assert not lab.race()
+    assert lab.message.text.startswith("The cell defines no class.")
+    good = lab.code.value = TEMPLATES["eviction"].replace("Mine", "Good")
+    assert lab.check(), lab.message.text
+    lab.code.value = HEAD + FAULTS["illegal victim"][0]
+    assert not lab.check()
+    lab.code.value = good
+    assert lab.race(), lab.message.text
+    assert lab.results.loc[0, "policy"] == "Good"
+
+
 LEAVES = {
     "at once": ("import sys\nsys.exit()\n", 3, "SystemExit"),
     "at once with a code": ("raise SystemExit(3)\n", 2, "SystemExit: 3"),

@@ -81,7 +81,7 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
                  workloads: Mapping[str, Sequence[str]] | None, namespace: dict[str, Any]) -> None:  # fmt: skip
         self._namespace, self._traces, self._workloads = namespace, traces, workloads
         self._cell: Cell | None = None
-        self._checked = ""
+        self._checked: str | None = None  # the text that kept its contract, as long as `_cell` is what it made
         self._finishes: list[Finish] = []
         self._arenas: dict[str, Arena] = {}
         self.results = results_frame([])
@@ -145,6 +145,7 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
 
     def run_code(self) -> type:
         """Run the text as a cell; its policy class. CellError: what is wrong with it."""
+        self._checked = None
         cell = run_cell(self.code.value, self._namespace)
         if cell.seam != self.seam:
             if cell.seam not in RIVALS:
@@ -177,7 +178,7 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         return self._guarded(self._race)
 
     def _race(self) -> None:
-        if self._checked != self.code.value or self._cell is None:
+        if self._cell is None or self._checked != self.code.value:
             self._check()
         assert self._cell is not None
         if len(self.rivals.value) > MAX_RIVALS:
