@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import pandas as pd
 
+from kvlab.endings import nothing_served, unserved
 from kvlab.results import Run
 from kvlab.sharing import Bound, evicted_too_early, unlimited
 from kvlab.types import UserError
@@ -115,6 +116,7 @@ class _Reader:
     def __init__(self, run: Run) -> None:
         self.run, self.steps, self.requests = run, run.steps(), run.requests()
         self.config = run.config
+        self.unserved = unserved(self.requests)
         self.sentences: list[str] = []
         self.rows: list[tuple[str, float, str, str]] = []
         self.advice: list[Advice] = []
@@ -131,7 +133,8 @@ class _Reader:
             self._preemption()
             self._fragmentation()
         else:
-            self.sentences.append("No step that took time was recorded, so what limited it is unknown.")
+            nothing = nothing_served(self.requests)
+            self.sentences.append(nothing or "No step that took time was recorded, so what limited it is unknown.")
         self._sharing()
         self.advice.sort(key=lambda advice: -advice.share)
         table = pd.DataFrame(self.rows, columns=["subject", "value", "unit", "from"])
@@ -151,6 +154,19 @@ class _Reader:
             tokens = int(self.steps["num_output_tokens"].sum())
             self.sentences.append(f"{len(self.requests)} requests ended in {_seconds(self.total_s)} and {len(self.steps):,} steps; "
                                   f"{tokens / self.total_s:,.1f} output tokens/s.")  # fmt: skip
+        if not nothing_served(self.requests):
+            self.sentences += [f"{text}." for text in self.unserved]
+        self._refused()
+
+    def _refused(self) -> None:
+        """Those that a larger pool would have served."""
+        refused = self.requests[self.requests["finish_reason"] == "refused"]
+        if refused.empty:
+            return
+        self._row("refused", len(refused), "requests", "finish_reason")
+        num = int(refused["detail"].fillna("").astype(str).str.contains("num_blocks").sum())
+        if num:
+            self.advice.append(Advice(KNOBS[BLOCKS], f"{num:,} requests that were refused can never fit without", num / len(self.requests)))
 
     # ------------------------------------------------------------------- time
 
@@ -195,7 +211,8 @@ class _Reader:
             return f" (max_num_batched_tokens = {self.config.get('max_num_batched_tokens', 'unknown')})"
         if limit == ARRIVALS:
             idle = max(0.0, 1 - float(self.seconds.sum()) / self.total_s)
-            return f": requests came no faster than they were served (idle {_percent(idle)} of the run), so more load could be taken"
+            who, so = ("those that were", "") if self.unserved else ("requests", ", so more load could be taken")
+            return f": {who} came no faster than they were served (idle {_percent(idle)} of the run){so}"
         return ""
 
     def _turn_for_limits(self, limits: np.ndarray) -> None:

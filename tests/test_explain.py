@@ -72,6 +72,26 @@ def test_few_arrivals_limit_by_themselves(tmp_path):
     assert value(found, "of it without any step (idle)") > 50
 
 
+def test_requests_that_were_not_served_are_told_and_nothing_contradicts_it(tmp_path):
+    short = served(tmp_path, "workload.arrivals={kind: fixed, rate: 5}", "workload.prompt_len={kind: uniform, min: 20, max: 90}",
+                   "workload.output_len=2", "num_blocks=3")  # fmt: skip
+    num, of = short.summary["num_refused"], short.summary["num_requests"]
+    assert 0 < num < of
+    found = kvlab.explain(short)
+    assert f"{num} of {of} requests were refused (the first: Request 'synthetic-" in found.text
+    assert "can never fit" in found.text
+    assert "more load" not in found.text
+    assert value(found, "refused") == num
+    assert found.advice[0].knob.startswith("more KV blocks")
+    assert found.advice[0].share == num / of
+    by_hand = kvlab.explain(made()).text
+    assert "1 of 4 requests were refused (the first: needs 12 blocks, the pool has 10)." in by_hand
+    assert "1 of 4 requests were aborted (the client left)." in by_hand
+    nothing = kvlab.explain(made((), REQUESTS[3:]))
+    assert nothing.text.startswith("Nothing was served in this run: 1 of 1 requests were refused")
+    assert "more load could be taken" in kvlab.explain(made(records=REQUESTS[:2])).text
+
+
 def test_shares_of_the_time_by_hand():
     # STATS: 0.5 s in which nobody was kept out, 0.5 s by the watermark, 1 s in which nobody was; then a budget of one token.
     found = kvlab.explain(made(max_num_batched_tokens=2048, block_size=4))
