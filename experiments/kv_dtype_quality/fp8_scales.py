@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 
 import pandas as pd
 import torch
-from measure import BLOCK_SIZE, HERE, texts
+from measure import BLOCK_SIZE, tabulate, texts
 
 from kvlab.cache.tensors import KVTensors
 from kvlab.kernels.interface import AttentionMetadata, LayerCache
 from kvlab.kernels.quantize import FP8_MAX, dequantize, quantize_fp8, quantize_int8
 from kvlab.kernels.torch_backend import TorchBackend
-from kvlab.model import load_model, smollm2
 from kvlab.model.loading import LoadedModel
 
 NUM_CALIBRATION = 2
@@ -93,22 +91,10 @@ def measure(loaded: LoadedModel, prompts: list[list[int]], calibration: list[lis
                   top1_agreement=("same", "mean"), positions=("kl", "size")).reset_index()  # fmt: skip
 
 
-def main() -> None:
-    """Measure and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--chunk", type=int, default=80)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=HERE / "fp8_scales.csv")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    loaded = load_model(smollm2(), "float32", "cpu")
+def _table(loaded: LoadedModel, args: argparse.Namespace) -> pd.DataFrame:
     all_texts = texts(loaded, args.prompts + NUM_CALIBRATION, args.tokens)
-    table = measure(loaded, all_texts[: args.prompts], all_texts[args.prompts :], args.chunk)
-    table.to_csv(args.out, index=False, float_format="%.6g")
-    print(table.to_string(index=False, float_format=lambda value: f"{value:.6g}"))
+    return measure(loaded, all_texts[: args.prompts], all_texts[args.prompts :], args.chunk)
 
 
 if __name__ == "__main__":
-    main()
+    tabulate(__doc__, _table, "fp8_scales.csv", prompts=4, tokens=160, chunk=80)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -90,21 +91,19 @@ def measure(loaded: LoadedModel, prompts: list[list[int]], chunk: int) -> pd.Dat
     return pd.DataFrame(out)
 
 
-def main() -> None:
-    """Measure and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--chunk", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=HERE / "kv_dtype_quality.csv")
+def tabulate(doc: str | None, table_of: Callable[[LoadedModel, argparse.Namespace], pd.DataFrame], out: str, **defaults: int) -> None:
+    """The command line of a script here: SmolLM2 in float32, a table printed and written to `out` in this folder."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in {**defaults, "threads": 1}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--out", type=Path, default=HERE / out)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    loaded = load_model(smollm2(), "float32", "cpu")
-    table = measure(loaded, texts(loaded, args.prompts, args.tokens), args.chunk)
+    table = table_of(load_model(smollm2(), "float32", "cpu"), args)
     table.to_csv(args.out, index=False, float_format="%.6g")
     print(table.to_string(index=False, float_format=lambda value: f"{value:.6g}"))
 
 
 if __name__ == "__main__":
-    main()
+    tabulate(__doc__, lambda loaded, a: measure(loaded, texts(loaded, a.prompts, a.tokens), a.chunk), "kv_dtype_quality.csv",
+             prompts=6, tokens=256, chunk=64)  # fmt: skip
