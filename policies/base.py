@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple, Protocol, TypeGuard
 
-from kvlab.types import BlockView, GroupView, MissingOracle, Now, PoolView, QueuesView, RequestShape, UserError
+from kvlab.types import BlockView, GroupView, IllegalDecision, MissingOracle, Now, PoolView, QueuesView, RequestShape, UserError
 
 
 def require(ok: bool, policy: object, name: str, value: object, allowed: str) -> None:
@@ -315,19 +315,25 @@ class KeyEviction(EvictionPolicy):
 
     @abstractmethod
     def key(self, block: BlockView) -> tuple[float, ...]:
-        """Sort key of a candidate; the smallest is evicted first. Must be unique to the block (end it with a tick)."""
+        """Sort key of a candidate; the smallest is evicted first. A tuple of numbers, unique to the block (end it with a tick)."""
 
     def release(self, block: BlockView, now: Now, preempted: bool) -> None:
         """Make it a candidate."""
         self._rank(block.block_id, self.key(block))
 
     def _rank(self, block_id: int, key: tuple[float, ...]) -> None:
-        """A candidate from now on, or one whose key has changed."""
-        self._live[block_id] = entry = (*key, block_id)
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._live) + 32:  # stale entries would pile up in a pool that seldom evicts
-            self._heap = list(self._live.values())
-            heapq.heapify(self._heap)
+        """A candidate from now on, or one whose key has changed. IllegalDecision: the key is no tuple, or can't be compared."""
+        try:
+            self._live[block_id] = entry = (*key, block_id)
+            heapq.heappush(self._heap, entry)
+            if len(self._heap) > 2 * len(self._live) + 32:  # stale entries would pile up in a pool that seldom evicts
+                self._heap = list(self._live.values())
+                heapq.heapify(self._heap)
+        except TypeError as error:  # caught, not checked for: this is done for every block
+            raise self._bad_key(f"the key of block {block_id} is {key!r}", error) from error
+
+    def _bad_key(self, what: str, error: TypeError) -> IllegalDecision:
+        return IllegalDecision("eviction", self, f"{what} ({error})", "a tuple of numbers; for a single one write (block.used_tick,)")
 
     def hit(self, block: BlockView, now: Now) -> None:
         """Held again: no candidate."""
@@ -342,10 +348,13 @@ class KeyEviction(EvictionPolicy):
         self._live.pop(block.block_id, None)
 
     def victim(self, now: Now) -> int:
-        """The candidate with the smallest key; stale entries are dropped on the way."""
+        """The candidate with the smallest key; stale entries are dropped on the way. IllegalDecision: keys that can't be compared."""
         heap, live = self._heap, self._live
-        while live.get(block_id := int(heap[0][-1])) is not heap[0]:
-            heapq.heappop(heap)
+        try:
+            while live.get(block_id := int(heap[0][-1])) is not heap[0]:
+                heapq.heappop(heap)
+        except TypeError as error:
+            raise self._bad_key("its keys can't be compared", error) from error
         return block_id
 
 

@@ -88,6 +88,10 @@ FAULTS = {
     "raises in key": (
         "class Mine(KeyEviction):\n    def key(self, block):\n        return block.nothing\n", 4, "AttributeError"),
     "not a tuple of numbers": ("class Mine(KeyEviction):\n    def key(self, block):\n        return ('a',)\n", 3, "total order"),
+    "a number": (
+        "class Mine(KeyEviction):\n    def key(self, block):\n        return block.used_tick\n", 3, "write (block.used_tick,)"),
+    "mixed": (
+        "class Mine(KeyEviction):\n    def key(self, block):\n        return (1,) if block.depth else ('a',)\n", 3, "total order"),
     "own clock": (
         "import time\nclass Mine(KeyEviction):\n    def key(self, block):\n        return (time.time(), block.used_tick)\n",
         None, "no clock"),

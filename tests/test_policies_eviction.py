@@ -6,11 +6,14 @@ from collections import Counter
 
 import pytest
 
+import kvlab
 from kvlab.cache.pool import BlockPool
-from kvlab.policies.base import EvictionPolicy
+from kvlab.policies.base import EvictionPolicy, KeyEviction
 from kvlab.policies.eviction import Fifo, Lfu, Lru, Random
 from kvlab.policies.layout import Paged
 from kvlab.replay import replay
+from kvlab.testing import check_policy
+from kvlab.types import IllegalDecision
 
 
 def evicted(policy: EvictionPolicy | type[EvictionPolicy], accesses: str, capacity: int = 3) -> str:
@@ -145,3 +148,45 @@ def test_key_eviction_drops_stale_entries() -> None:
     run_prompt(pool, "c")
     run_prompt(pool, "d")
     assert cached(pool) == "bcd"
+
+
+class KeyIsNumber(KeyEviction):
+    def key(self, block):
+        return block.used_tick
+
+
+class KeysAreMixed(KeyEviction):
+    def key(self, block):
+        return (1,) if block.depth % 2 else ("a",)
+
+
+class KeysMeetLate(KeyEviction):
+    """Siblings in the heap: nobody compares them before their parent goes."""
+
+    def key(self, block):
+        return ((0, 0), (1, 1), (1, "a"))[block.depth % 3]
+
+
+ALLOWED = r"Allowed: a tuple of numbers; for a single one write \(block\.used_tick,\)\."
+BAD_KEYS = [(KeyIsNumber, r"the key of block \d+ is \d+ "), (KeysAreMixed, r"the key of block \d+ is \((1|'a'),\) "),
+            (KeysMeetLate, "keys can't be compared")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "words"), BAD_KEYS)
+def test_keys_that_sort_nothing_are_said_in_words_in_a_replay(policy, words):
+    with pytest.raises(IllegalDecision, match=f"eviction policy {policy.__name__} .*{words}.*{ALLOWED}"):
+        replay([["A", "B", "C", "D", "E", "F"]], policy, 3)
+
+
+@pytest.mark.parametrize(("policy", "words"), BAD_KEYS[:2])
+def test_keys_that_sort_nothing_are_said_in_words_in_a_run(policy, words, tmp_path):
+    overrides = ("model=dummy_llama3_8b", "workload=shared_prefix", "workload.num_requests=8", "num_blocks=80")
+    config = kvlab.compose("runner=simulated", *overrides)
+    with pytest.raises(IllegalDecision, match=f"eviction policy {policy.__name__} .*{words}.*{ALLOWED}"):
+        kvlab.run(config, eviction=policy(), folder=tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("policy", [policy for policy, _ in BAD_KEYS])
+def test_keys_that_sort_nothing_break_a_rule_of_the_contract(policy):
+    with pytest.raises(AssertionError, match=f"eviction policy {policy.__name__} breaks the rule 'total order'"):
+        check_policy(policy)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from random import Random
 
 from kvlab.policies.base import EvictionPolicy, KeyEviction
 from kvlab.testing.rules import Rules, is_int
 from kvlab.testing.views import View, set_view
-from kvlab.types import Now
+from kvlab.types import IllegalDecision, Now
 
 
 class Block(View):
@@ -55,7 +56,8 @@ class ModelPool:
 
     def ask(self) -> int:
         """A checked victim; nothing is evicted yet."""
-        victim = self.policy.victim(self.now)
+        with self._ordered():
+            victim = self.policy.victim(self.now)
         candidates = self.candidates()
         legal = is_int(victim) and victim in candidates
         self.rules.require(legal, "victim", f"{victim!r} is none of the candidates {candidates}")
@@ -110,13 +112,22 @@ class ModelPool:
                 self.tick += 1
                 set_view(block, used_tick=self.tick, used_s=self.now.now_s)
                 before = set(self.candidates()) - {block.block_id} if self.policy.num_pinned else set()
-                self.policy.release(block, self.now, preempted)
+                with self._ordered():
+                    self.policy.release(block, self.now, preempted)
                 if isinstance(self.policy, KeyEviction):
                     key = self.policy.key(block)
                     numbers = isinstance(key, tuple) and all(isinstance(part, (int, float)) and part == part for part in key)
                     self.rules.require(numbers, "total order", f"key of block {block.block_id} is {key!r}")
                 lost = before - set(self.candidates())
                 self.rules.require(not lost, "pins", f"the release of block {block.block_id} pinned {sorted(lost)}")
+
+    @contextmanager
+    def _ordered(self) -> Iterator[None]:
+        """What KeyEviction says of a key is a rule broken."""
+        try:
+            yield
+        except IllegalDecision as error:
+            raise self.rules.broken("total order", str(error)) from error
 
     def give_up_pins(self) -> None:
         """Ask for the pins: none is left, and the answer says whether there were any."""
