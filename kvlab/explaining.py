@@ -314,7 +314,8 @@ class _Reader:
             return None, "no block_size"
         if isinstance(policy, Mapping) and policy.get("partial_block_copy"):
             return None, "parts of blocks were found too"
-        bound, why = unlimited(self.requests, self.run.blocks(), size)
+        least = policy.get("min_match_tokens", 0) if isinstance(policy, Mapping) else 0
+        bound, why = unlimited(self.requests, self.run.blocks(), size, least if _is_whole(least) else 0)
         return bound, next((note for note in self.run.notes if note.startswith("blocks.")), why)
 
     def _missed(self, bound: Bound | None, why: str, queries: int) -> str:
@@ -331,12 +332,27 @@ class _Reader:
             self.advice.append(Advice("more KV blocks, or another eviction policy", gain, share))
         if bound is None:
             return f"{words}; what an unlimited cache would have found is unknown ({why})"
-        early = bound.missed - share
-        if early < WORTH:
-            return words
-        gain = f"at most {_percent(early)} more of the prompt tokens from the cache; fewer run at once"
-        self.advice.append(Advice("requests that begin alike one after the other (a lower max_num_seqs)", gain, early))
-        return f"{words}; {_percent(early)} were asked for before they had been computed, by requests side by side"
+        return words + self._side_by_side(bound, share) + self._too_short(bound)
+
+    def _side_by_side(self, bound: Bound, evicted: float) -> str:
+        """What is left of the missed once the evicted ones are off: at most what requests missed that began while another ran."""
+        rest = bound.missed - evicted
+        early = min(rest, bound.alongside / bound.asked)
+        said = ""
+        if early >= WORTH:
+            gain = f"at most {_percent(early)} more of the prompt tokens from the cache; fewer run at once"
+            self.advice.append(Advice("requests that begin alike one after the other (a lower max_num_seqs)", gain, early))
+            said = f"; {_percent(early)} were asked for before they had been computed, by requests side by side"
+        return said + (f"; why {_percent(rest - early)} were missed is unknown" if rest - early >= WORTH else "")
+
+    def _too_short(self, bound: Bound) -> str:
+        """What the policy's shortest match keeps out."""
+        share = bound.too_short / bound.asked
+        if share < WORTH:
+            return ""
+        gain = f"at most {_percent(share)} more of the prompt tokens from the cache"
+        self.advice.append(Advice("a lower prefix_cache.min_match_tokens", gain, share))
+        return f"; {_percent(share)} more would have been in an unlimited cache, in beginnings shorter than min_match_tokens"
 
     def _mean(self, column: str) -> float:
         """Mean over the time in steps."""

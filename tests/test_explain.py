@@ -184,6 +184,35 @@ def test_the_unlimited_bound_is_what_a_pool_without_limit_finds(tmp_path, cache)
     assert value(kvlab.explain(short), "prefix cache hit rate") < most - 5
 
 
+def test_beginnings_too_short_to_match_are_not_blamed_on_requests_side_by_side(tmp_path):
+    config = kvlab.compose(*SIMULATED[:3], "workload=shared_prefix", "workload.num_requests=12", "workload.output_len=2",
+                           "workload.prompt_len=20", "workload.concurrency=1", "num_blocks=1000", "record.blocks=true",
+                           "prefix_cache=hash", "prefix_cache.min_match_tokens=128")  # fmt: skip
+    run = kvlab.run(config, folder=tmp_path / "run", progress=False)
+    assert 0 < (run.requests()["num_cached_tokens"] >= 128).sum() < 11
+    found = kvlab.explain(run)
+    assert value(found, "an unlimited cache would have found") == value(found, "prefix cache hit rate")
+    assert "in beginnings shorter than min_match_tokens" in found.text
+    assert "side by side" not in found.text
+    assert [a.knob for a in found.advice] == ["a lower prefix_cache.min_match_tokens"]
+
+
+def test_what_was_missed_by_requests_that_ran_alone_has_an_unknown_reason():
+    def asked(request_id: str, start: float, end: float):
+        return request(request_id, start, (end,))._replace(num_prompt_tokens=9, num_cached_tokens=0, num_computed_tokens=9,
+                                                          num_wasted_tokens=0, first_scheduled_s=start)  # fmt: skip
+
+    rows = (stats(0, 0.0, 1.0, prefix_cache_queries=27),)
+    events = [BlockEvent(0, "publish", "gpu", 3, 1, content, "a", parent) for content, parent in (("aa", ""), ("bb", "aa"))]
+    alone = (asked("a", 0.0, 1.0), asked("b", 1.0, 2.0), asked("c", 2.0, 3.0))
+    found = kvlab.explain(made(rows, alone, events, block_size=4))
+    assert "; why 59 % were missed is unknown" in found.text  # 16 of 27: b and c each miss two blocks of 4
+    assert "side by side" not in found.text
+    assert found.advice == ()
+    text = kvlab.explain(made(rows, (*alone[:2], asked("c", 1.5, 3.0)), events, block_size=4)).text
+    assert "30 % were asked for before they had been computed, by requests side by side; why 30 % were missed is unknown" in text
+
+
 def test_unknown_words_of_an_admission_policy_are_its_own_limit():
     found = kvlab.explain(made((stats(0, 0.0, 1.0, admission_blocked_by="moonphase", num_waiting_reqs=2),)))
     assert found.limit == "admission"
