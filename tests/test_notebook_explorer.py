@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import threading
@@ -133,6 +134,23 @@ def test_show_frame_and_figure_and_save(explorer, tmp_path):
     assert page.stat().st_size > 1_000_000  # plotly.js is inside: it opens without network
     with pytest.raises(UserError, match=r"saved as \.html"):
         save_figure(fig, tmp_path / "figure.bmp")
+
+
+@pytest.mark.parametrize("ending", ["html", "json"])
+def test_a_figure_that_cannot_be_written_is_said_in_words(tmp_path, ending):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=rf"file/figure\.{ending} can't be written: .*Give another path"):
+        save_figure(empty_figure(), tmp_path / "file" / f"figure.{ending}")
+
+
+def test_the_save_button_says_why_nothing_was_saved(explorer, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    explorer.save_button.click()
+    assert explorer.message.kind == "error"
+    assert re.search(r"explorer-.*\.html can't be written: No such file or directory", explorer.message.text)
 
 
 def test_a_real_run_shows_progress_and_can_be_stopped(tmp_path, monkeypatch):

@@ -266,13 +266,17 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         """Write `figure()`; the kind follows the name's ending (.html, .json; .svg, .pdf, .png through kaleido).
 
         Raises:
-            UserError: an unknown ending, or kaleido or its browser is missing.
+            UserError: an unknown ending, kaleido or its browser is missing, or a folder that can't be written.
         """
         target = Path(path) if path is not None else Path(datetime.now().strftime("explorer-%Y-%m-%d-%H-%M-%S.html"))
         return save_figure(self.figure(), target)
 
     def _save_clicked(self) -> None:
-        html = self.save()
+        try:
+            html = self.save()
+        except UserError as error:
+            self.message.say(str(error), "error")
+            return
         said = [str(html)]
         try:
             said.append(str(self.save(html.with_suffix(".svg"))))
@@ -328,20 +332,29 @@ class _Live:
 
 
 def save_figure(fig: go.Figure, path: Path) -> Path:
-    """Write a figure as its name's ending says. UserError: an unknown ending, or no kaleido or browser for a picture."""
+    """Write a figure as its name's ending says; its folder is made if it isn't there.
+
+    Raises:
+        UserError: an unknown ending, no kaleido or browser for a picture, or a folder that can't be written.
+    """
     kind = path.suffix.lower().lstrip(".")
     if kind == "html":
-        fig.write_html(path, include_plotlyjs=True)
+        data = fig.to_html(include_plotlyjs=True).encode()
     elif kind == "json":
-        fig.write_json(path)
+        data = fig.to_json().encode()
     elif kind in ("svg", "pdf", "png"):
         try:
-            fig.write_image(path)
+            data = fig.to_image(kind)
         except Exception as error:  # plotly raises ValueError without kaleido, kaleido many kinds without a browser
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UserError(f"{path} can't be drawn ({first}): install kaleido and chromium, or save as .html.") from error
     else:
         raise UserError(f"{path}: figures are saved as .html, .json, .svg, .pdf or .png.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as error:
+        raise UserError(f"{path} can't be written: {error.strerror or error}. Give another path: save(path).") from error
     return path
 
 
