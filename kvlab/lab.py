@@ -19,6 +19,9 @@ from kvlab.types.piping import exit_code
 
 COPY = "kvlab-notebooks"
 
+EPILOG = """NOTEBOOK: the one to open, or how its name begins (default: the first).
+Everything else goes to JupyterLab: python -m kvlab.lab 02 --no-browser --port 9000"""
+
 
 def notebooks_folder() -> Path:
     """Where this package's notebooks lie, links followed. UserError: it has none."""
@@ -26,6 +29,11 @@ def notebooks_folder() -> Path:
     if not any(folder.glob("*.ipynb")):
         raise UserError(f"This installation of kvlab has no notebooks ({folder}). Install it from a wheel, or use a clone.")
     return folder
+
+
+def notebook_names() -> list[str]:
+    """Their file names, in order."""
+    return sorted(path.name for path in notebooks_folder().glob("*.ipynb"))
 
 
 def is_clone(folder: Path) -> bool:
@@ -49,17 +57,43 @@ def copy_notebooks(source: Path, target: Path) -> tuple[list[str], list[str]]:
     return copied, kept
 
 
-def prepare(notebook: str, copy_to: str | None) -> Path:
-    """The notebook to open: found by its name or how it begins ("02"), copied where that is needed or asked for.
+def find_notebook(name: str, names: Sequence[str]) -> str:
+    """The one of `names` that `name` is or begins, with or without ".ipynb". UserError: none of them, or several."""
+    stem = name.removesuffix(".ipynb")
+    found = [full for full in names if full == f"{stem}.ipynb"] or [full for full in names if stem and full.startswith(stem)]
+    if not found:
+        raise unknown_name("notebook", name, [full.removesuffix(".ipynb") for full in names])
+    if len(found) > 1:
+        raise UserError(f"Several notebooks begin with {name!r}: {', '.join(found)}. Write more of the name.")
+    return found[0]
+
+
+def take_notebook(words: Sequence[str], names: Sequence[str]) -> tuple[str, list[str]]:
+    """(the notebook meant, the other words) of a command line without kvlab's own options. It is the first word; behind options, where a
+    word may be the value of one ("--port 9000"), the first word that means a notebook. Without any: the first notebook.
 
     Raises:
-        UserError: there is no such notebook, or nowhere to copy to.
+        UserError: the first word means no notebook, or several.
+    """
+    for place, word in enumerate(words):
+        if word.startswith("-"):
+            continue
+        try:
+            return find_notebook(word, names), [*words[:place], *words[place + 1 :]]
+        except UserError:
+            if place == 0:
+                raise
+    return names[0], list(words)
+
+
+def prepare(notebook: str, copy_to: str | None) -> Path:
+    """The notebook to open: found by its name or how it begins ("02", "02.ipynb"), copied where that is needed or asked for.
+
+    Raises:
+        UserError: there is no such notebook, several, or nowhere to copy to.
     """
     folder = notebooks_folder()
-    names = sorted(path.name for path in folder.glob("*.ipynb"))
-    found = [name for name in names if name.startswith(notebook)]
-    if not found:
-        raise unknown_name("notebook", notebook, [name.removesuffix(".ipynb") for name in names])
+    name = find_notebook(notebook, notebook_names())
     if copy_to is not None or not is_clone(folder):
         target = Path(copy_to or COPY).resolve()
         copied, kept = copy_notebooks(folder, target)
@@ -67,25 +101,26 @@ def prepare(notebook: str, copy_to: str | None) -> Path:
         folder = target
     else:
         print(f"Notebooks: {folder}")
-    return folder / found[0]
+    return folder / name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: JupyterLab's, or 2 for a user's error."""
     parser = argparse.ArgumentParser(prog="python -m kvlab.lab", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog="Everything else goes to JupyterLab: python -m kvlab.lab 02 --no-browser --port=9000")
-    parser.add_argument("notebook", nargs="?", default="01", help="the notebook to open, or how its name begins (default: 01)")
+                                     usage="%(prog)s [-h] [NOTEBOOK] [--copy-to FOLDER] [--list] [options of JupyterLab]",
+                                     epilog=EPILOG)  # fmt: skip
     parser.add_argument("--copy-to", metavar="FOLDER", help="copy the notebooks there and open them there")
     parser.add_argument("--list", action="store_true", help="list the notebooks and end")
-    options, others = parser.parse_known_args(sys.argv[1:] if argv is None else list(argv))
+    options, words = parser.parse_known_args(sys.argv[1:] if argv is None else list(argv))
     try:
         if options.list:
-            print("\n".join(sorted(path.name for path in notebooks_folder().glob("*.ipynb"))))
+            print("\n".join(notebook_names()))
             return 0
         if importlib.util.find_spec("jupyterlab") is None:
             raise UserError("JupyterLab is not installed: pip install jupyterlab ipywidgets anywidget.")
-        path = prepare(options.notebook, options.copy_to)
+        notebook, others = take_notebook(words, notebook_names())
+        path = prepare(notebook, options.copy_to)
     except UserError as error:
         print(f"kvlab: {error}", file=sys.stderr)
         return 2

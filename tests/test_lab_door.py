@@ -25,6 +25,35 @@ def test_a_clone_opens_its_notebooks_in_place(monkeypatch, capsys):
     assert capsys.readouterr().out == f"Notebooks: {ROOT / 'notebooks'}\n"
 
 
+@pytest.mark.parametrize(("words", "number", "others"), [
+    ([], "01", []),
+    (["--port", "9000"], "01", ["--port", "9000"]),
+    (["--no-browser", "--port", "9000", "--ip", "0"], "01", ["--no-browser", "--port", "9000", "--ip", "0"]),
+    (["--no-browser", "03", "--port", "9000"], "03", ["--no-browser", "--port", "9000"]),
+    (["--port", "9000", "03"], "03", ["--port", "9000"]),
+    (["02.ipynb", "--port", "9000"], "02", ["--port", "9000"]),
+    (["02", "--port=9000"], "02", ["--port=9000"]),
+    (["02_block_size_and_watermark", "--port", "03"], "02", ["--port", "03"]),
+    (["02_block_size_and_watermark.ipynb"], "02", []),
+])  # fmt: skip
+def test_a_notebook_is_told_from_what_jupyterlab_is_to_have(monkeypatch, words, number, others):
+    calls = []
+    monkeypatch.setattr(subprocess, "call", lambda command, cwd: calls.append(command) or 0)
+    assert lab.main(words) == 0
+    (_, _, _, path, *given), = calls
+    assert Path(path).name[:2] == number
+    assert given == others
+
+
+@pytest.mark.parametrize(("word", "said"), [("", "Unknown notebook ''"), (".ipynb", "Unknown notebook '.ipynb'"),
+                                            ("2", "Unknown notebook '2'"), ("0", "Several notebooks begin with '0': 01_quickstart.ipynb"),
+                                            ("0.ipynb", "Several notebooks begin with '0.ipynb'")])  # fmt: skip
+def test_a_name_that_means_no_notebook_or_several(monkeypatch, capsys, word, said):
+    monkeypatch.setattr(subprocess, "call", lambda command, cwd: pytest.fail("started"))
+    assert lab.main([word, "--no-browser"]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_copies_say_where_they_are_and_overwrite_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "call", lambda command, cwd: 0)
     target = tmp_path / "mine"
@@ -45,6 +74,10 @@ def test_an_installed_package_copies(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert lab.prepare("01", None) == tmp_path / "kvlab-notebooks" / "01_quickstart.ipynb"
     assert (tmp_path / "kvlab-notebooks" / "01_quickstart.ipynb").exists()
+
+
+def test_a_whole_name_is_no_beginning():
+    assert lab.find_notebook("01_a", ["01_a.ipynb", "01_a_more.ipynb"]) == "01_a.ipynb"
 
 
 def test_wrong_notebook_and_wrong_folder(tmp_path, capsys):
