@@ -41,6 +41,9 @@ KNOBS = {
 }  # fmt: skip
 """What to turn where a limit holds."""
 
+OFF = "kvlab.policies.prefix_cache.none.NoCache"
+"""The policy of a run without a prefix cache."""
+
 WORTH = 0.01
 """Advice whose gain is below this share is not given."""
 
@@ -117,12 +120,22 @@ class _Reader:
         self.run, self.steps, self.requests = run, run.steps(), run.requests()
         self.config = run.config
         self.unserved = unserved(self.requests)
+        self.no_requests = self._why_no_requests()
         self.sentences: list[str] = []
         self.rows: list[tuple[str, float, str, str]] = []
         self.advice: list[Advice] = []
         self.shares: dict[str, float] = {}
         self.seconds = self.steps["step_ms"].to_numpy(dtype=np.float64) / 1e3
         self.total_s = float(self.steps["end_s"].max() - (self.steps["end_s"] - self.seconds).min()) if len(self.steps) else 0.0
+
+    def _why_no_requests(self) -> str:
+        """Why requests are unknown; "" where they were recorded, also where none had ended."""
+        if len(self.requests):
+            return ""
+        damaged = next((note for note in self.run.notes if note.startswith(("requests.", "requests-"))), "")
+        record = self.config.get("record")
+        known = isinstance(record, Mapping) and record.get("requests") is True
+        return damaged or ("" if known else "record.requests=true records it")
 
     def explanation(self) -> Explanation:
         """Everything, in reading order."""
@@ -152,8 +165,9 @@ class _Reader:
             self.sentences.append(f"Not everything could be read: {'; '.join(damaged)}.")
         if len(self.steps) and self.total_s > 0:
             tokens = int(self.steps["num_output_tokens"].sum())
-            self.sentences.append(f"{len(self.requests)} requests ended in {_seconds(self.total_s)} and {len(self.steps):,} steps; "
-                                  f"{tokens / self.total_s:,.1f} output tokens/s.")  # fmt: skip
+            took = f"{_seconds(self.total_s)} and {len(self.steps):,} steps; {tokens / self.total_s:,.1f} output tokens/s"
+            self.sentences.append(f"{took}; how many requests ended, and how many were refused, is unknown ({self.no_requests})."
+                                  if self.no_requests else f"{len(self.requests):,} requests ended in {took}.")  # fmt: skip
         if not nothing_served(self.requests):
             self.sentences += [f"{text}." for text in self.unserved]
         self._refused()
@@ -211,20 +225,22 @@ class _Reader:
             return f" (max_num_batched_tokens = {self.config.get('max_num_batched_tokens', 'unknown')})"
         if limit == ARRIVALS:
             idle = max(0.0, 1 - float(self.seconds.sum()) / self.total_s)
-            who, so = ("those that were", "") if self.unserved else ("requests", ", so more load could be taken")
+            who = "those that were" if self.unserved else "requests"
+            so = "" if self.unserved or self.no_requests else ", so more load could be taken"
             return f": {who} came no faster than they were served (idle {_percent(idle)} of the run){so}"
         return ""
 
     def _turn_for_limits(self, limits: np.ndarray) -> None:
         """Request-seconds spent waiting, by what kept the queue out: what a knob can save at most, if steps take no longer."""
         waiting = (self.steps["num_waiting_reqs"] + self.steps["num_swapped_reqs"]).to_numpy(dtype=np.float64)
-        num_requests = max(1, len(self.requests), int((waiting + self.steps["num_running_reqs"]).max()))
+        num_requests = 1 if self.no_requests else max(1, len(self.requests), int((waiting + self.steps["num_running_reqs"]).max()))
+        each, mean = ("s, all requests", "of all requests together") if self.no_requests else ("s a request", "a request (mean)")
         for limit, knob in KNOBS.items():
             saved = float((waiting * self.seconds)[limits == limit].sum()) / num_requests
             if saved > 0:
-                self._row(f"waiting while {LIMITS[limit]}", saved, "s a request", "num_waiting_reqs, num_swapped_reqs, step_ms")
+                self._row(f"waiting while {LIMITS[limit]}", saved, each, "num_waiting_reqs, num_swapped_reqs, step_ms")
             if self.shares[limit] >= WORTH and saved > 0:
-                gain = f"at most {_seconds(saved)} less waiting a request (mean), if steps take no longer"
+                gain = f"at most {_seconds(saved)} less waiting {mean}, if steps take no longer"
                 self.advice.append(Advice(knob, gain, self.shares[limit]))
         held = self.steps["admission_blocked_by"].to_numpy() == "watermark"
         share = float(self.seconds[held].sum()) / self.total_s
@@ -254,7 +270,8 @@ class _Reader:
         away = self._away()
         if away is not None:
             self._row("life spent preempted or swapped out", 100 * away, "% of requests' time", "span_states")
-        spent = "" if away is None else f"; requests spent {_percent(away)} of their life preempted or swapped out"
+        spent = f"; requests spent {_percent(away)} of their life preempted or swapped out" if away is not None else (
+            f"; how much of their life requests spent so is unknown ({self.no_requests})" if self.no_requests else "")  # fmt: skip
         self.sentences.append(f"{num:,} preemptions: {int(again.sum()):,} tokens ({_percent(share)} of all computed) were computed again, "
                               f"about {_percent(time_share)} of the run's time, and {moved:,} blocks swapped{spent}.")  # fmt: skip
         if max(share, time_share) >= WORTH:
@@ -293,19 +310,43 @@ class _Reader:
         queries, hits = int(self.steps["prefix_cache_queries"].sum()), int(self.steps["prefix_cache_hits"].sum())
         if not queries:
             return
-        lost = int(self.requests["num_shareable_tokens_lost"].sum())
         self._row("prefix cache hit rate", 100 * hits / queries, "% of prompt tokens", "prefix_cache_hits, prefix_cache_queries")
-        self._row("shared, but not in full blocks", 100 * lost / queries, "% of prompt tokens", "num_shareable_tokens_lost")
+        if not hits and self._without_cache():
+            return
         bound, why = self._unlimited()
+        lost = self._not_in_full_blocks(queries)
         found, source = (np.nan, why) if bound is None else (bound.possible / bound.asked, "block events: publish")
         self._row("an unlimited cache would have found", 100 * found, "% of prompt tokens", source)
         of = "" if bound is None else f" (an unlimited one would have found {_percent(found)})"
-        self.sentences.append(f"{_percent(hits / queries)} of the prompt tokens came from the prefix cache{of}; {_percent(lost / queries)} "
-                              f"more were there, but not in full blocks; {self._missed(bound, why, queries)}.")  # fmt: skip
-        if lost / queries >= WORTH:
-            gain = f"at most {_percent(lost / queries)} more of the prompt tokens from the cache"
+        self.sentences.append(f"{_percent(hits / queries)} of the prompt tokens came from the prefix cache{of}; {lost}; "
+                              f"{self._missed(bound, why, queries)}.")  # fmt: skip
+
+    def _without_cache(self) -> bool:
+        """Says so where the run had no prefix cache, or published nothing in it."""
+        policy, blocks = self.config.get("prefix_cache"), self.run.blocks()
+        if isinstance(policy, Mapping) and policy.get("_target_") == OFF:
+            what = "There was no prefix cache (prefix_cache=none)"
+        elif len(blocks) and not (blocks["kind"] == "publish").any():
+            what = "No block was published in the prefix cache (none there, or no prompt filled a block)"
+        else:
+            return False
+        self.sentences.append(f"{what}; what one would have found is unknown.")
+        gain = "prompt tokens that requests share need not be computed again; how many they share is unknown without one"
+        self.advice.append(Advice("a prefix cache (prefix_cache=hash)", gain, 0.0))
+        return True
+
+    def _not_in_full_blocks(self, queries: int) -> str:
+        """What was cached but in blocks that did not match as a whole."""
+        lost = np.nan if self.no_requests else float(self.requests["num_shareable_tokens_lost"].sum()) / queries
+        source = self.no_requests or "num_shareable_tokens_lost"
+        self._row("shared, but not in full blocks", 100 * lost, "% of prompt tokens", source)
+        if self.no_requests:
+            return f"how many more were there, but not in full blocks, is unknown ({self.no_requests})"
+        if lost >= WORTH:
+            gain = f"at most {_percent(lost)} more of the prompt tokens from the cache"
             knob = "a smaller block_size (or prefix_cache=radix prefix_cache.partial_block_copy=true)"
-            self.advice.append(Advice(knob, gain, lost / queries))
+            self.advice.append(Advice(knob, gain, lost))
+        return f"{_percent(lost)} more were there, but not in full blocks"
 
     def _unlimited(self) -> tuple[Bound | None, str]:
         """What a cache without a limit would have found, or why that is unknown."""

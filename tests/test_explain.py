@@ -40,6 +40,7 @@ def value(found, subject: str) -> float:
 
 
 AT_ONCE = "workload.arrivals={kind: all_at_once}"
+NO_CACHE = "a prefix cache (prefix_cache=hash)"
 
 
 def test_a_pool_too_small_is_limited_by_blocks(tmp_path):
@@ -53,7 +54,7 @@ def test_one_sequence_at_a_time_is_limited_by_the_batch(tmp_path):
     found = kvlab.explain(served(tmp_path, AT_ONCE, "max_num_seqs=1"))
     assert found.limit == "batch"
     assert found.shares["batch"] == pytest.approx(23 / 24, abs=0.01)  # the last of 24 requests keeps nobody out
-    assert [a.knob for a in found.advice] == ["raise max_num_seqs"]
+    assert [a.knob for a in found.advice] == ["raise max_num_seqs", NO_CACHE]
     assert "Nobody was preempted." in found.sentences
 
 
@@ -68,7 +69,7 @@ def test_few_arrivals_limit_by_themselves(tmp_path):
     found = kvlab.explain(served(tmp_path, "workload.arrivals={kind: fixed, rate: 0.05}"))
     assert found.limit == "arrivals"
     assert found.shares["arrivals"] == pytest.approx(1.0)
-    assert found.advice == ()
+    assert [a.knob for a in found.advice] == [NO_CACHE]
     assert value(found, "of it without any step (idle)") > 50
 
 
@@ -211,6 +212,28 @@ def test_what_was_missed_by_requests_that_ran_alone_has_an_unknown_reason():
     assert found.advice == ()
     text = kvlab.explain(made(rows, (*alone[:2], asked("c", 1.5, 3.0)), events, block_size=4)).text
     assert "30 % were asked for before they had been computed, by requests side by side; why 30 % were missed is unknown" in text
+
+
+def test_requests_that_were_not_recorded_are_unknown(tmp_path):
+    run = served(tmp_path, AT_ONCE, "max_num_seqs=8", "prefix_cache=hash", "record.requests=false")
+    found = kvlab.explain(run)
+    assert "how many requests ended, and how many were refused, is unknown (record.requests=true records it)" in found.text
+    assert "0 requests" not in found.text
+    assert "how many more were there, but not in full blocks, is unknown (record.requests=true records it)" in found.text
+    assert found.table.set_index("subject")["value"].isna()["shared, but not in full blocks"]
+    assert "less waiting of all requests together" in found.text
+    idle = kvlab.explain(made(records=())).text
+    assert "requests came no faster than they were served" in idle
+    assert "more load could be taken" not in idle
+    assert "0 requests ended in" in kvlab.explain(made(records=(), record={"requests": True})).text  # that is known: none had
+
+
+@pytest.mark.parametrize("more", [(), ("record.blocks=true",)])
+def test_a_run_without_a_prefix_cache_is_told_of_it(tmp_path, more):
+    found = kvlab.explain(served(tmp_path, AT_ONCE, *more))
+    assert "There was no prefix cache (prefix_cache=none); what one would have found is unknown." in found.text
+    assert "after their eviction" not in found.text
+    assert found.advice[-1].knob == NO_CACHE
 
 
 def test_unknown_words_of_an_admission_policy_are_its_own_limit():
