@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 
 import kvlab
 from kvlab.notebook.lab import MAX_RIVALS, _share, policy_lab
-from kvlab.notebook.lab_cell import run_cell
+from kvlab.notebook.lab_cell import SHOWN_CHARS, SHOWN_LINES, run_cell, shortened
 from kvlab.notebook.lab_race import conversations, replay_arena
 from kvlab.notebook.lab_templates import RIVALS, TEMPLATES
 from kvlab.policies.registry import SEAMS, list_policies
@@ -216,6 +216,22 @@ def test_the_class_lives_in_the_namespace_and_prints_are_shown():
     lab.code.value = HEAD + source.replace("KeyEviction", "object")
     lab.check()
     assert lab.policy_class.__name__ == "Heavy"
+
+
+def test_what_is_printed_does_not_fill_the_page():
+    source = "for n in range(200_000):\n    print('<', n)\nprint('y' * 10**6)\n"
+    lab = lab_with(source + TEMPLATES["eviction"])
+    lab.run_code()
+    shown = lab.printed.value.removeprefix("<pre>").removesuffix("</pre>").split("\n")
+    assert shown[:100] == [f"&lt; {n}" for n in range(100)]
+    assert shown[100] == "... 199,801 lines left out ..."
+    assert shown[101:200] == [f"&lt; {n}" for n in range(199_901, 200_000)]
+    assert shown[200:] == ["y" * 500 + " ... 999,500 characters left out"]
+
+
+def test_what_fits_is_shown_whole():
+    text = "\n".join(["x" * SHOWN_CHARS] * 2 * SHOWN_LINES)
+    assert shortened(text) == text
 
 
 def test_a_class_of_another_seam_changes_the_race():

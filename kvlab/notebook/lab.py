@@ -19,7 +19,7 @@ import traitlets
 
 from kvlab.analysis.template import BLACK, COLORWAY, TEMPLATE, VERMILLION
 from kvlab.notebook.explorer_plot import redraw
-from kvlab.notebook.lab_cell import Cell, CellError, fault, run_cell, user_namespace
+from kvlab.notebook.lab_cell import Cell, CellError, fault, run_cell, shortened, user_namespace
 from kvlab.notebook.lab_race import BOUND, Arena, Entrant, Finish, arenas, conversations, results_frame
 from kvlab.notebook.lab_templates import RIVALS, TEMPLATES
 from kvlab.notebook.parts import COMPARED, STATIC, Fit, Message, figure_widget, in_words, number, runs_table, table_html
@@ -152,7 +152,7 @@ class PolicyLab(w.VBox):  # type: ignore[misc] # ipywidgets has no types
                 raise CellError(f"{cell.policy_class.__name__} is a {cell.seam} policy; the lab races {', '.join(RIVALS)}.")
             self._offer(cell.seam)
         self._cell = cell
-        self.printed.value = f"<pre>{html.escape(cell.printed)}</pre>" if cell.printed else ""
+        self.printed.value = f"<pre>{html.escape(shortened(cell.printed))}</pre>" if cell.printed else ""
         self.printed.layout.display = "" if cell.printed else "none"
         return cell.policy_class
 

@@ -18,6 +18,9 @@ from kvlab.notebook.lab_templates import SAID_BY
 from kvlab.policies.registry import SEAMS, seam_of
 from kvlab.types import KvlabError, UserError
 
+SHOWN_LINES, SHOWN_CHARS = 100, 500
+"""Of what a cell printed: so many of its first and as many of its last lines, so many characters of each."""
+
 _NUMBERS = itertools.count(1)
 
 
@@ -99,6 +102,16 @@ def _policy(names: list[str], namespace: dict[str, Any]) -> tuple[type, str]:
     contracts = ", ".join(sorted(contract.__name__ for contract in SEAMS.values()))
     what = f"{', '.join(cls.__name__ for cls in found)} derives from no contract" if found else "The cell defines no class"
     raise CellError(f"{what}. A policy derives from KeyEviction or one of {contracts} (kvlab.policies.base).")
+
+
+def shortened(text: str) -> str:
+    """What was printed, for a page: the first and last lines of it, long ones cut, with how much is left out."""
+    lines = text.splitlines()
+    if len(lines) > 2 * SHOWN_LINES:
+        num_left_out = len(lines) - 2 * SHOWN_LINES
+        lines = [*lines[:SHOWN_LINES], f"... {num_left_out:,} lines left out ...", *lines[-SHOWN_LINES:]]
+    cut = [x if len(x) <= SHOWN_CHARS else f"{x[:SHOWN_CHARS]} ... {len(x) - SHOWN_CHARS:,} characters left out" for x in lines]
+    return "\n".join(cut)
 
 
 def raised(error: BaseException) -> str:
