@@ -228,7 +228,7 @@ class Engine:
         plan = self.scheduler.schedule(Now(step, now_s)) if self.groups else Plan(step, now_s)
         for _, request_id, reason in plan.ended:
             self._end_by_scheduler(self.groups[request_id], reason, now_s)
-        if not plan.scheduled and not plan.ended and not plan.preempted and self.groups and not self._flights:
+        if not plan.scheduled and not plan.ended and not plan.preempted and self.groups and not self._flights and not len(self.kv.parking):
             self._refuse_to_stall(plan)
         scheduled = time.perf_counter()
         flight = Flight(plan, self.runner.submit(plan), scheduled - start, scheduled)

@@ -181,6 +181,7 @@ class Lanes:
         self._rows = self._blank_rows(len(self._first))
         self._rows[:num_rows, :num] = rows
         self.offset = 0
+        self._settled = -1  # they may show another `ahead` than those there
         self._num_ctx += int(first.sum())
         self.num_blocks += sum(group.num_blocks for group in groups)
         self._untold += range(num, num + len(seqs))

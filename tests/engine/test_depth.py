@@ -4,6 +4,7 @@ else, and the plans are the same real, recorded and simulated."""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,7 +24,9 @@ from kvlab.engine.runners.base import RunnerConfig
 from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.engine.runners.torch_runner import TorchRunner
 from kvlab.policies.compression import Window
+from kvlab.policies.layout import ContiguousPow2
 from kvlab.policies.prefix_cache import Radix
+from kvlab.policies.scheduling import Vtc
 from kvlab.testing.invariants import check_invariants
 from kvlab.testing.late import LateRunner
 from kvlab.testing.paged_fake import PagedFakeRunner
@@ -316,3 +319,69 @@ def test_a_real_model_says_the_same_at_both_depths() -> None:
         logs.append(log)
     assert logs[0].outputs == logs[1].outputs
     assert EOS in loaded.eos_token_ids
+
+
+# a prompt's tokens and outputs of an old request and of one with n samples, blocks, n, steps between the two
+GIVES_WAY = [(4, 47, 15, 34, 100, 3, 26), (21, 22, 15, 27, 64, 2, 9), (27, 7, 7, 2, 100, 3, 3), (24, 12, 11, 2, 100, 2, 6)]
+
+
+@pytest.mark.parametrize("scene", GIVES_WAY)
+def test_a_region_that_a_dropped_copy_still_parks_is_waited_for(scene: tuple[int, ...]) -> None:
+    """Samples give way to an older request before their copies are made: one step in which nothing can be done, and no stall."""
+    prompt, output, prompt_2, output_2, num_blocks, n, steps_between = scene
+    outputs = []
+    for depth in (0, 1):
+        engine, log = make_engine(num_blocks, 1, policies(layout=ContiguousPow2(), prefix_cache="none"), depth=depth)
+        engine.add_request(request("a", prompt_of(prompt), output))
+        for _ in range(steps_between):
+            engine.step()
+        engine.add_request(request("b", prompt_of(prompt_2, 1), output_2, n=n, temperature=1.0, seed=3))
+        while engine.has_work:
+            engine.step()
+            check_invariants(engine)
+        assert engine.kv.pool.num_free == num_blocks
+        assert depth == 0 or log.records["b"].num_preemptions
+        outputs.append({name: record.outputs for name, record in log.records.items()})
+    assert outputs[0] == outputs[1]
+
+
+class Hears(Vtc):
+    """Counts what it is told."""
+
+    num_outputs = 0
+
+    def computed(self, group: Any, num_computed: int, num_output: int, now: Any) -> None:
+        self.num_outputs += num_output
+        super().computed(group, num_computed, num_output, now)
+
+
+def test_policies_hear_of_every_token() -> None:
+    """Requests join the columns in the middle of a flight; fair shares are counted all the same."""
+    told = {}
+    for depth in (0, 1):
+        policy = Hears()
+        engine, _ = make_engine(2000, 16, policies(scheduling=policy, prefix_cache="none"), runner=SimulatedRunner(97), depth=depth,
+                                max_num_seqs=64)  # fmt: skip
+        for i in range(60):
+            engine.add_request(replace(request(f"r{i}", prompt_of(20, i), 40), tenant="ab"[i % 2]))
+            engine.step()
+        while engine.has_work:
+            engine.step()
+        told[depth] = policy.num_outputs
+    assert told == {0: 60 * 40, 1: 60 * 40}
+
+
+def test_sampled_lanes_in_the_simulator() -> None:
+    """More sequences than `FEWEST`, each with noise of its own, looked up for some steps at once."""
+    engine, log = make_engine(200, 4, policies(), runner=SimulatedRunner(97))
+    for i in range(12):
+        engine.add_request(request(f"r{i}", prompt_of(5, i), 20, temperature=1.0, seed=i))
+    while engine.has_work:
+        engine.step()
+    assert {len(record.outputs[0][0]) for record in log.records.values()} == {20}
+    few, log_of_few = make_engine(200, 4, policies(), runner=SimulatedRunner(97), max_num_seqs=4)
+    for i in range(12):
+        few.add_request(request(f"r{i}", prompt_of(5, i), 20, temperature=1.0, seed=i))
+    while few.has_work:
+        few.step()
+    assert {n: r.outputs for n, r in log.records.items()} == {n: r.outputs for n, r in log_of_few.records.items()}
