@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from engine_support import make_engine, policies, prompt_of, request, run_to_end
 from test_notebook_block_map import Copies, recorded, stems
-from trace_examples import STATS, stats
+from trace_examples import REQUESTS, STATS, stats
 
 import kvlab
 from kvlab.notebook import block_map, export_html, live, prefix_tree, timeline
@@ -20,6 +20,7 @@ from kvlab.notebook.export import save_page
 from kvlab.notebook.live_view import MOST_POINTS, RunStopped, Series
 from kvlab.notebook.packing import unpack
 from kvlab.trace import RecordConfig
+from kvlab.trace.frames import raw_frame, request_row
 from kvlab.types import UserError
 
 
@@ -65,6 +66,37 @@ def test_a_run_without_requests_or_steps_is_said_in_words(tmp_path):
     other.mkdir()
     run, _ = recorded(other, 26, stems(3, 5), policies(), RecordConfig(steps=False))
     assert "no steps" in timeline(run).message
+
+
+WIDGETS = (block_map, prefix_tree, timeline)
+
+
+@pytest.mark.parametrize("off", [(), ("blocks", "plans")])
+def test_a_run_that_served_nobody_is_not_told_to_record_it_again(tmp_path, off):
+    settings = [f"record.{table}={str(table not in off).lower()}" for table in ("blocks", "plans")]
+    config = kvlab.compose("runner=simulated", "model=tiny", "cost_model=constant", "kv_cache_tokens=null", "workload=synthetic",
+                           "workload.num_requests=3", "workload.prompt_len=90", "num_blocks=2", *settings)  # fmt: skip
+    with pytest.raises(UserError, match="Every request"):
+        kvlab.run(config, folder=tmp_path / "run", progress=False)
+    for widget in WIDGETS:
+        message = widget(tmp_path / "run").message
+        assert message.startswith("Nothing was served in this run: 3 of 3 requests were refused (the first: Request 'synthetic-0' can")
+        assert "record" not in message
+
+
+def test_a_setting_is_asked_for_only_where_it_is_off(tmp_path):
+    run, _ = recorded(tmp_path, 26, [], policies())
+    run.config["record"] = {"steps": True, "requests": True, "blocks": True, "plans": True}
+    assert [widget(run).message.split(": ")[0] for widget in WIDGETS] == ["Nothing was served in this run"] * 3
+    run.config["record"] = {"blocks": False, "plans": True}
+    assert "record.blocks=true" in block_map(run).message
+    assert "record.plans" not in block_map(run).message
+    aborted = tmp_path / "aborted"
+    aborted.mkdir()
+    run, _ = recorded(aborted, 26, [], policies())
+    run._frames["requests"] = raw_frame("requests", [request_row(REQUESTS[2]._replace(first_scheduled_s=None))])
+    assert [widget(run).message for widget in WIDGETS] == [
+        "Nothing was served in this run: 1 of 1 requests were aborted (the client left)."] * 3  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- prefix tree

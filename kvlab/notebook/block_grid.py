@@ -21,7 +21,7 @@ from kvlab.analysis.template import BLUE, LIGHT, ORANGE, PURPLE, SKY, TEMPLATE, 
 from kvlab.notebook.block_log import FREE, RESERVED, STATES, SWAPPED, BlockLog, block_log
 from kvlab.notebook.packing import Arrays, pack
 from kvlab.notebook.plan_reader import PlanView, read_plan_view, sources
-from kvlab.notebook.widget import StepWidget, channel_of, frame_of, module, run_of
+from kvlab.notebook.widget import StepWidget, channel_of, frame_of, is_recorded, module, run_of, why_empty
 from kvlab.results import Run
 from kvlab.types import UserError
 
@@ -29,11 +29,6 @@ COLORS = (LIGHT, BLUE, ORANGE, SKY, "#A9A9A9", PURPLE)
 """Of the states, in the order of their codes; the same in `static/shared.js`."""
 MOST_ROWS, MOST_COLUMNS = 400, 800
 """Of the static heat map: no page shows more, and a notebook stays small."""
-NO_EVENTS = (
-    "This run recorded no block events, so there is no block to show.\n"
-    "Record it again with record.blocks=true (and record.plans=true for the tokens in each block), e.g. "
-    'kvlab.run(kvlab.compose("record.blocks=true", "record.plans=true")).'
-)
 
 
 class BlockMap(StepWidget):
@@ -162,7 +157,7 @@ def block_map(run: Run | Path | str, step: int = 0, color_by: str = "state") -> 
         return _words(why)
     events, broken = frame_of(found, "blocks")
     if events.empty:
-        return _words(broken or NO_EVENTS)
+        return _words(broken or no_events(found))
     steps, broken_steps = frame_of(found, "steps")
     num_steps = _num_steps(events, steps)
     sizes, block_size = tier_sizes(found, events, steps), _block_size(found)
@@ -180,6 +175,15 @@ def block_map(run: Run | Path | str, step: int = 0, color_by: str = "state") -> 
     }  # fmt: skip
     shown = max(0, min(step, num_steps - 1))
     return BlockMap(log, watermark, channel_of(found), meta=meta, data=data, step=shown, color_by=color_by)
+
+
+def no_events(run: Run) -> str:
+    """Why a run has no block events, and which settings that are off would record them."""
+    plans = not is_recorded(run, "plans")
+    more, example = (" (and record.plans=true for the tokens in each block)", ', "record.plans=true"') if plans else ("", "")
+    return why_empty(run, "blocks", "This run recorded no block events, so there is no block to show.\n"
+                     f"Record it again with record.blocks=true{more}, e.g. "
+                     f'kvlab.run(kvlab.compose("record.blocks=true"{example})).')  # fmt: skip
 
 
 def _words(why: str) -> BlockMap:

@@ -16,7 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from kvlab.analysis.template import figure
-from kvlab.notebook.block_grid import NO_EVENTS
+from kvlab.notebook.block_grid import no_events
 from kvlab.notebook.block_log import FREE, TierLog, tier_log
 from kvlab.notebook.packing import pack
 from kvlab.notebook.widget import StepWidget, channel_of, frame_of, module, run_of
@@ -99,7 +99,7 @@ def prefix_tree(run: Run | Path | str, step: int = 0) -> PrefixTree:
     events, broken = frame_of(found, "blocks")
     named = events[(events["content"].fillna("") != "") & (events["tier"] == "gpu")]
     if events.empty or not (named["kind"] == "publish").any():
-        return PrefixTree(None, meta={"message": broken or (NO_EVENTS if events.empty else NO_CACHE)})
+        return PrefixTree(None, meta={"message": broken or (no_events(found) if events.empty else NO_CACHE)})
     if events["parent"].isna().all():
         return PrefixTree(None, meta={"message": OLD})
     steps, _ = frame_of(found, "steps")

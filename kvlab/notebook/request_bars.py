@@ -15,7 +15,7 @@ from kvlab.analysis import timeline as static_timeline
 from kvlab.notebook.block_grid import by_step
 from kvlab.notebook.packing import pack
 from kvlab.notebook.plan_reader import read_plan_view
-from kvlab.notebook.widget import StepWidget, channel_of, frame_of, module, run_of
+from kvlab.notebook.widget import StepWidget, channel_of, frame_of, module, run_of, why_empty
 from kvlab.results import Run
 
 SPANS = ("queue", "prefill", "decode", "preempted", "swapped")
@@ -57,7 +57,8 @@ def timeline(run: Run | Path | str, step: int = 0) -> Timeline:
     requests, broken = frame_of(found, "requests")
     steps, broken_steps = frame_of(found, "steps")
     if requests.empty or steps.empty:
-        message = broken or NO_REQUESTS if requests.empty else broken_steps or NO_STEPS
+        told, table, otherwise = (broken, "requests", NO_REQUESTS) if requests.empty else (broken_steps, "steps", NO_STEPS)
+        message = told or why_empty(found, table, otherwise)
         return Timeline(requests, meta={"message": message})
     order = sorted(range(len(requests)), key=lambda i: (requests["arrival_s"].iloc[i], _natural(str(requests["request_id"].iloc[i]))))
     rows = requests.iloc[order].reset_index(drop=True)

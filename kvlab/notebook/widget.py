@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import plotly.graph_objects as go
 import traitlets
 
 from kvlab.analysis.template import figure, nothing
+from kvlab.endings import nothing_served
 from kvlab.notebook.export import save_page
 from kvlab.results import Run
 from kvlab.types import UserError
@@ -122,6 +124,21 @@ def run_of(run: Run | Path | str) -> tuple[Run | None, str]:
     if loaded.state in ("empty", "foreign"):
         return None, f"{run} is not a run's folder ({loaded.state}). Give a folder that kvlab.run or a sweep has written."
     return loaded, ""
+
+
+def is_recorded(run: Run, table: str) -> bool:
+    """Whether the run's configuration says that it records this table."""
+    record = run.config.get("record")
+    return isinstance(record, Mapping) and record.get(table) is True
+
+
+def why_empty(run: Run, table: str, otherwise: str) -> str:
+    """Why a table that can be read has no rows: nobody was served, though it was recorded; `otherwise` where it was not."""
+    nothing = nothing_served(frame_of(run, "requests")[0])
+    if nothing or not is_recorded(run, table):
+        return nothing or otherwise
+    so_far = "" if run.state == "finished" else " as far as it was recorded"
+    return f"Nothing was served in this run{so_far}: it records {table}, and there were none."
 
 
 def frame_of(run: Run, table: str) -> tuple[pd.DataFrame, str]:
