@@ -56,15 +56,23 @@ def test_a_dry_run_measures_every_section_and_writes_three_files(tmp_path: Path)
         (["--sections", "decoed", "--dry"], "decode"),
         (["--sections", "swap"], "torch sees no CUDA device"),
         (["--dry", "--out", "OTHER"], "choose another folder"),
+        (["--dry", "--sections", ","], "Unknown section ''"),
+        (["--dry", "--sections", "tokens", "--model", "/nonexistent"], "no folder of a model"),
+        (["--dry", "--out", "OTHER/thesis.tex"], "Choose another folder"),
+        (["--dry", "--out", "REPORT"], "holds a report already"),
     ],
 )
 def test_what_can_not_start_is_said_in_words(args: list[str], said: str, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    done = run_script(*[str(tmp_path) if arg == "OTHER" else arg for arg in args])
+    report = tmp_path.with_name(f"{tmp_path.name}-report")
+    report.mkdir()
+    (report / "findings.json").write_text("{}")
+    done = run_script(*[arg.replace("OTHER", str(tmp_path)).replace("REPORT", str(report)) for arg in args])
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert [path.name for path in report.iterdir()] == ["findings.json"]
 
 
 def test_a_pool_holds_each_sequence_once_and_nan_elsewhere() -> None:

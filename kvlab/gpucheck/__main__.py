@@ -28,7 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(f"{name:12} {meaning}" for name, meaning in MEANING.items()))
         return 0
     try:
-        return run_sections([name for name in args.sections.split(",") if name], args.dry, args.out, args.model)
+        names = [name.strip() for name in args.sections.split(",")] if args.sections else []
+        return run_sections(names, args.dry, args.out, args.model)
     except UserError as error:
         print(f"gpucheck: {error}", file=sys.stderr)
         return 2

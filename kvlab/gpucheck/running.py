@@ -21,7 +21,7 @@ from kvlab.gpucheck.report import write_report
 from kvlab.gpucheck.sizes import DRY, FULL, Sizes
 from kvlab.gpucheck.speed import decode_speed, prefill_speed
 from kvlab.gpucheck.throughput import end_to_end
-from kvlab.gpucheck.tokens import teacher_forced
+from kvlab.gpucheck.tokens import RANDOM, teacher_forced
 from kvlab.types import UserError, unknown_name
 
 Section = Callable[[torch.device, Rates, Sizes, str], list[Finding]]
@@ -59,14 +59,15 @@ def run_sections(names: list[str], dry: bool, folder: Path, model: str) -> int:
     """Run the named sections (all if none is named), write the report as it grows, print it. Returns 0 if all goals hold, else 1.
 
     Raises:
-        UserError: an unknown section, a device that can't serve, or a folder that holds something else.
+        UserError: an unknown section, a model that isn't there, a device that can't serve, a folder that isn't empty or writable.
     """
     for name in names:
         if name not in SECTIONS:
             raise unknown_name("section", name, list(SECTIONS))
-    if folder.exists() and any(folder.iterdir()) and not (folder / "findings.json").exists():
-        raise UserError(f"{folder} holds files that are not a report of this check: choose another folder with --out.")
+    if model not in ("", RANDOM) and not (Path(model) / "config.json").is_file():
+        raise UserError(f"--model {model} is no folder of a model (it holds no config.json): give one, {RANDOM}, or nothing.")
     device = find_device(dry)
+    _make_ready(folder)
     sizes = DRY if dry else FULL
     about = environment(device, dry) | {"date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")}
     print(f"{about['card']}: measuring its own rates", flush=True)
@@ -77,6 +78,8 @@ def run_sections(names: list[str], dry: bool, folder: Path, model: str) -> int:
         try:
             found = SECTIONS[name](device, rates, sizes, model)
             findings += [replace(one, ok=None) for one in found] if dry and name in TIMED else found
+        except UserError as error:
+            failures[name] = str(error)
         except Exception:  # the card's time is short: what the other sections find is kept
             failures[name] = traceback.format_exc()
         gc.collect()
@@ -86,3 +89,17 @@ def run_sections(names: list[str], dry: bool, folder: Path, model: str) -> int:
         print(f"{name}: {time.perf_counter() - start:.1f} s{', FAILED' if name in failures else ''}", flush=True)
     print((folder / "README.md").read_text())
     return 1 if failures or any(finding.ok is False for finding in findings) else 0
+
+
+def _make_ready(folder: Path) -> None:
+    """An empty folder in which the report can be written; an earlier report is never written over."""
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            what = "a report already" if (folder / "findings.json").exists() else "files that are not a report of this check"
+            raise UserError(f"{folder} holds {what}: choose another folder with --out.")
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / "probe"
+        probe.write_bytes(bytes(1))
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"No report can be written to {folder}: {error.strerror or error}. Choose another folder with --out.") from error
