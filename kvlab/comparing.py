@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvlab.confidence import bootstrap
+from kvlab.confidence import bootstrap, correlation_time, t_quantile_975
 from kvlab.decisions import DecisionDifference, first_difference
 from kvlab.flat import flatten
 from kvlab.results import Run
@@ -20,13 +20,19 @@ from kvlab.trace.summary import FIGURES, FINISHED
 from kvlab.types import UserError
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2el_s", "queue_time": "queue_time_s"}
+LENGTHS = ("num_prompt_tokens", "num_output_tokens")
 DRAWS = 1000
+SAME_S = 1e-6
+"""Arrivals, counted from the first, that differ by no more are the same."""
 ROUNDING = 1e-7
 """Relative differences up to this are rounding (of clocks that count from different starts), whatever their interval."""
+STRETCHES = 8
+"""Independent stretches of requests that a verdict needs at least."""
 MEANING = (
-    "Intervals: 95 %, percentile bootstrap over requests ({how}):\nwhat the difference would be for other requests of the same kind. "
-    "Requests of one run share queue and cache, so that true intervals\nare wider; figures without one need repeats (repeats=5, "
-    "runs.aggregate())."
+    "Intervals: 95 %, bootstrap over requests ({how}), drawn in stretches of {stretch}\n(or an eighth of them all) in order of arrival: "
+    "what the difference would be for other requests of the same kind.\nEven where nothing differs, one figure in twenty gets a yes. "
+    "unknown: requests wait for each other over so long\na stretch, or are so few, that one run each can't tell: use repeats=5 and "
+    "runs.aggregate(), as for figures without an\ninterval."
 )
 
 
@@ -37,7 +43,9 @@ class Comparison:
     Attributes:
         names: of the two runs. config: columns key, a, b, a row for each key that differs.
         figures: columns figure, a, b, difference (b - a), low, high (its 95 % interval; NaN: none can be had from one run), beyond_noise
-            (the interval leaves out 0; None where there is none). paired: both served the same requests, resampled together.
+            (the interval leaves out 0; None where there is none, where requests depend on each other over more than an eighth of the
+            run, or where fewer than ten lie beyond a p99). paired: both served the same requests (prompt and output
+            lengths and arrivals are equal), resampled together. stretch: requests in order of arrival that are resampled as one.
         notes: what is odd about a run (killed, damaged tables): its figures are those of what was recorded.
         decisions: the first different decision; None where plans were not recorded (`decisions_note` says what to do).
     """
@@ -46,6 +54,7 @@ class Comparison:
     config: pd.DataFrame
     figures: pd.DataFrame
     paired: bool
+    stretch: int
     decisions: DecisionDifference | None
     decisions_note: str
     notes: tuple[str, str] = ("", "")
@@ -58,7 +67,8 @@ class Comparison:
         return "\n".join([
             f"a: {a}{self.notes[0]}\nb: {b}{self.notes[1]}\n\nConfiguration",
             text_table(["key", "a", "b"], config) if config else "  the same",
-            "\nFigures", text_table(["figure", "a", "b", "b - a", "95 % of b - a", "beyond noise"], figures), MEANING.format(how=how),
+            "\nFigures", text_table(["figure", "a", "b", "b - a", "95 % of b - a", "beyond noise"], figures),
+            MEANING.format(how=how, stretch=self.stretch),
             "\nDecisions", str(self.decisions) if self.decisions is not None else self.decisions_note,
         ])  # fmt: skip
 
@@ -80,8 +90,9 @@ def compare(first: Run | str | Path, second: Run | str | Path, seed: int = 0) ->
     except UserError as error:
         decisions, note = None, str(error)
     names = (a.name, b.name) if a.name != b.name else (str(a.folder or a.name), str(b.folder or b.name))
-    figures = _figures(a.summary, b.summary, samples, paired, seed)
-    return Comparison(names, _config(a.config, b.config), figures, paired, decisions, note, (remark(a), remark(b)))
+    stretch = _stretch(samples, paired)
+    figures = _figures(a.summary, b.summary, samples, paired, stretch, seed)
+    return Comparison(names, _config(a.config, b.config), figures, paired, stretch, decisions, note, (remark(a), remark(b)))
 
 
 def remark(run: Run) -> str:
@@ -107,15 +118,17 @@ def _config(a: Mapping[str, Any], b: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _samples(a: Run, b: Run) -> tuple[bool, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """(whether the same requests were served, latency -> values of both in ms; of the same requests in the same order then)."""
-    columns = ("request_id", "num_prompt_tokens", "finish_reason", *LATENCIES.values())
-    frames = [run.requests(columns) for run in (a, b)]
+    """(whether the same requests were served, latency -> values of both in ms, in order of arrival; of the same requests then)."""
+    columns = ("request_id", "arrival_s", *LENGTHS, "finish_reason", *LATENCIES.values())
+    frames = [run.requests(columns).sort_values("arrival_s", kind="stable") for run in (a, b)]
     frames = [frame[frame["finish_reason"].isin(FINISHED)].set_index("request_id") for frame in frames]
-    both = frames[0].index.intersection(frames[1].index)
-    same = len(both) == len(frames[0]) == len(frames[1]) and all(frame.index.is_unique for frame in frames)
-    paired = bool(same and (frames[0].loc[both, "num_prompt_tokens"] == frames[1].loc[both, "num_prompt_tokens"]).all())
-    if paired:
+    both = frames[0].index.intersection(frames[1].index, sort=False)
+    paired = len(both) == len(frames[0]) == len(frames[1]) and all(frame.index.is_unique for frame in frames)
+    if paired and len(both):
         frames = [frame.loc[both] for frame in frames]
+        arrivals = [frame["arrival_s"].to_numpy(dtype=np.float64) for frame in frames]
+        same = all((frames[0][name] == frames[1][name]).all() for name in LENGTHS)
+        paired = bool(same and np.allclose(arrivals[0] - arrivals[0].min(), arrivals[1] - arrivals[1].min(), rtol=ROUNDING, atol=SAME_S))
     out = {}
     for name, column in LATENCIES.items():
         values = [frame[column].to_numpy(dtype=np.float64) * 1e3 for frame in frames]
@@ -126,37 +139,57 @@ def _samples(a: Run, b: Run) -> tuple[bool, dict[str, tuple[np.ndarray, np.ndarr
     return paired, out
 
 
+def _stretch(samples: Mapping[str, tuple[np.ndarray, np.ndarray]], paired: bool) -> int:
+    """Requests to resample as one: sqrt(n), or twice the longest correlation time of any latency (one queue makes them all)."""
+    longest = 1
+    for x, y in samples.values():
+        if min(len(x), len(y)) < 2:
+            continue
+        series = [y - x] if paired else [x, y]
+        longest = max(longest, *(math.ceil(max(math.sqrt(len(v)), 2 * correlation_time(v))) for v in series))
+    return longest
+
+
 def _figures(
-    a: Mapping[str, Any], b: Mapping[str, Any], samples: Mapping[str, tuple[np.ndarray, np.ndarray]], paired: bool, seed: int
+    a: Mapping[str, Any], b: Mapping[str, Any], samples: Mapping[str, tuple[np.ndarray, np.ndarray]], paired: bool, stretch: int, seed: int
 ) -> pd.DataFrame:
     rows = []
     for figure in FIGURES:
         x, y = a.get(figure.key), b.get(figure.key)
         if x is None or y is None:
             continue
-        low, high = _interval(figure.key, samples, paired, seed)
+        low, high, enough = _interval(figure.key, samples, paired, stretch, seed)
         rounding = abs(y - x) <= ROUNDING * max(abs(x), abs(y))
-        beyond = None if math.isnan(low) else not (low <= 0 <= high or rounding)
+        beyond = None if math.isnan(low) or not (enough or rounding) else not (low <= 0 <= high or rounding)
         rows.append((figure.key, float(x), float(y), float(y - x), low, high, beyond))
     return pd.DataFrame(rows, columns=["figure", "a", "b", "difference", "low", "high", "beyond_noise"])
 
 
-def _interval(figure: str, samples: Mapping[str, tuple[np.ndarray, np.ndarray]], paired: bool, seed: int) -> tuple[float, float]:
+def _interval(
+    figure: str, samples: Mapping[str, tuple[np.ndarray, np.ndarray]], paired: bool, stretch: int, seed: int
+) -> tuple[float, float, bool]:
+    """(low, high, whether there are stretches enough, and requests beyond a p99, to trust it)."""
     statistic, _, rest = figure.partition("_")
     values = samples.get(rest.removesuffix("_ms"))
     if values is None or statistic not in ("mean", "median", "p99") or min(map(len, values)) < 2:
-        return math.nan, math.nan
+        return math.nan, math.nan, False
 
     def of(rows: np.ndarray) -> np.ndarray:
         return rows.mean(axis=1) if statistic == "mean" else np.percentile(rows, 50 if statistic == "median" else 99, axis=1)
 
-    drawn = bootstrap(lambda x, y: of(y) - of(x), *values, draws=DRAWS, seed=seed, paired=paired)
+    count = min(map(len, values))
+    length = max(1, min(stretch, count // STRETCHES))
+    drawn = bootstrap(lambda x, y: of(y) - of(x), *values, draws=DRAWS, seed=seed, paired=paired, stretch=length)
     low, high = np.percentile(drawn, (2.5, 97.5))
-    return float(low), float(high)
+    seen = float(of(values[1][None])[0] - of(values[0][None])[0])
+    wider = t_quantile_975(max(1, count // length - 1)) / 1.96  # few stretches know little of how much they vary
+    enough = stretch * STRETCHES <= count and (statistic != "p99" or count >= 1000)
+    return seen - (seen - float(low)) * wider, seen + (float(high) - seen) * wider, enough
 
 
 def _figure_cells(row: pd.Series) -> list[str]:
     numbers = [f"{row[name]:,.4g}" for name in ("a", "b", "difference")]
-    known = row["beyond_noise"] is not None
-    interval = f"{row['low']:,.4g} to {row['high']:,.4g}" if known else ""
-    return [str(row["figure"]), *numbers, interval, ("yes" if row["beyond_noise"] else "no") if known else ""]
+    if math.isnan(row["low"]):
+        return [str(row["figure"]), *numbers, "", ""]
+    verdict = {None: "unknown", True: "yes", False: "no"}[row["beyond_noise"]]
+    return [str(row["figure"]), *numbers, f"{row['low']:,.4g} to {row['high']:,.4g}", verdict]

@@ -55,20 +55,42 @@ def mean_interval(values: np.ndarray) -> Interval:
 
 
 def bootstrap(
-    statistic: Callable[..., np.ndarray], *samples: np.ndarray, draws: int = 2000, seed: int = 0, paired: bool = False
+    statistic: Callable[..., np.ndarray], *samples: np.ndarray, draws: int = 2000, seed: int = 0, paired: bool = False, stretch: int = 1
 ) -> np.ndarray:
     """Values of a statistic over resampled data, shape (draws,): percentiles of them are an interval (Efron's percentile bootstrap).
 
     Args:
         statistic: of one array a sample, each of shape (draws, size of the sample); returns (draws,).
         samples: each resampled with replacement to its own size; `paired`: all by the same choice (rows that belong together).
+        stretch: neighbours drawn together (Kuensch's moving blocks), for samples in an order in which neighbours resemble each other.
     """
     rng = np.random.default_rng(seed)
+
+    def choice(size: int, n: int) -> np.ndarray:
+        length = min(stretch, n)
+        if length == 1:
+            return rng.integers(0, n, (size, n))
+        starts = rng.integers(0, n - length + 1, (size, -(-n // length)))
+        return (starts[:, :, None] + np.arange(length)).reshape(size, -1)[:, :n]
+
     out = np.empty(draws)
     block = max(1, 4_000_000 // max(1, *(len(s) for s in samples)))  # 32 MB at a time
     for start in range(0, draws, block):
         size = min(block, draws - start)
-        shared = rng.integers(0, len(samples[0]), (size, len(samples[0]))) if paired else None
-        chosen = [s[shared if shared is not None else rng.integers(0, len(s), (size, len(s)))] for s in samples]
+        shared = choice(size, len(samples[0])) if paired else None
+        chosen = [s[shared if shared is not None else choice(size, len(s))] for s in samples]
         out[start : start + size] = statistic(*chosen)
     return out
+
+
+def correlation_time(series: np.ndarray) -> float:
+    """1 + 2 x the sum of autocorrelations, up to the first below 0.05: so many neighbours tell as much as one independent value."""
+    deviations = series - series.mean()
+    n = len(deviations)
+    spectrum = np.fft.rfft(deviations, 2 * n)
+    lags = np.fft.irfft(spectrum * spectrum.conj())[: n // 2 + 1]
+    if lags[0] <= 1e-24 * n * max(1.0, float(np.abs(series).max())) ** 2:  # all alike
+        return 1.0
+    correlations = lags[1:] / lags[0]
+    below = np.flatnonzero(correlations < 0.05)
+    return 1.0 + 2.0 * float(correlations[: below[0] if len(below) else None].sum())
