@@ -26,7 +26,7 @@ class DecisionDifference:
 
     Attributes:
         step: its number; None: they never did. num_steps: steps that were compared.
-        lines: what each of them decided there, most telling first, and the state that both were in.
+        lines: what each of them decided there, most telling first, and the state that they were in.
     """
 
     step: int | None
@@ -48,7 +48,7 @@ def first_difference(first: Run, second: Run) -> DecisionDifference:
             longer = first.name if b is None else second.name
             return DecisionDifference(number, number, (f"only {longer} has a step {number}: the other has ended",))
         if a != b:
-            return DecisionDifference(number, number, (*_explain(a, b, first.name, second.name), *_state(first, number)))
+            return DecisionDifference(number, number, (*_explain(a, b, first.name, second.name), *_state(first, second, number)))
     return DecisionDifference(None, number + 1)
 
 
@@ -89,10 +89,17 @@ def _few(items: Sequence[Any], describe: Callable[[Any], str], most: int = 3) ->
     return ", ".join(map(describe, items[:most])) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
-def _state(run: Run, step: int) -> list[str]:
-    """The state before the step: that after the one before it, which both runs share."""
-    steps = run.steps(("step", *STATE))
-    before = steps[steps["step"] < step].tail(1)
-    if before.empty:
-        return []
-    return ["Until then, in both: " + ", ".join(f"{name} {int(before[name].iloc[0])}" for name in STATE)]
+def _state(first: Run, second: Run, step: int) -> list[str]:
+    """The state before the step, that after the one before it: in words of both runs where it is the same, else of each."""
+    found = []
+    for run in (first, second):
+        steps = run.steps(("step", *STATE))
+        before = steps[steps["step"] < step].tail(1)
+        if before.empty:
+            return []
+        found.append([int(before[name].iloc[0]) for name in STATE])
+    if found[0] == found[1]:
+        return ["Until then, in both: " + ", ".join(f"{name} {value}" for name, value in zip(STATE, found[0], strict=True))]
+    pairs = zip(STATE, *found, strict=True)
+    texts = [f"{name} {a}" if a == b else f"{name} {a} in {first.name}, {b} in {second.name}" for name, a, b in pairs]
+    return ["Until then: " + ", ".join(texts)]

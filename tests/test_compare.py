@@ -151,6 +151,20 @@ def test_a_later_difference_shows_the_state_that_both_were_in(tmp_path: Path) ->
     assert decisions.lines[-1].startswith("Until then, in both: num_running_reqs ")
 
 
+def test_states_that_differ_at_the_first_different_decision_are_told_of_each(tmp_path: Path) -> None:
+    """Pools of 16 and 12 blocks: the first decisions are the same, and after the same steps there are four free blocks less."""
+    words = [*SIMULATED, "workload.num_requests=8", "workload.arrivals.kind=fixed", "workload.arrivals.rate=100", "max_num_seqs=8",
+             "workload.output_len=40", "record.plans=true"]  # fmt: skip
+    made = [kvlab.run(kvlab.compose(*words, f"num_blocks={n}"), folder=tmp_path / f"of{n}", progress=False) for n in (16, 12)]
+    decisions = kvlab.compare(*made).decisions
+    assert decisions is not None
+    assert decisions.step
+    free = [int(run.steps()["kv_blocks_free"][decisions.step - 1]) for run in made]
+    assert free[0] == free[1] + 4
+    assert decisions.lines[-1].startswith("Until then: ")
+    assert f"kv_blocks_free {free[0]} in of16, {free[1]} in of12" in decisions.lines[-1]
+
+
 def test_comparing_says_what_is_missing(runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = kvlab.compare(runs["a"], runs["bare"])
     assert found.decisions is None
