@@ -308,6 +308,69 @@ def test_a_sweep_or_measuring_code_that_changed_after_the_results_fails_the_chec
     assert "sweep.yaml or the measuring code of figure.py changed" in actions.check(copied)[0]
 
 
+MEASURING = """
+import math as mean
+from kvlab.figures import FigureSpec
+WEIGHT, OTHER = 2.0, 1.0
+SHOWN = 3
+TABLE: dict = {}
+TABLE["a"] = 4
+if OTHER:
+    LIMIT = 5
+
+def half(value):
+    return value / WEIGHT
+
+def helper(value):
+    return half(value) + LIMIT
+
+def measure(run: SHOWN) -> dict:
+    return {"x": helper(run.summary["x"]) + TABLE["a"] + mean.pi}
+
+def draw(results):
+    return SHOWN * OTHER
+
+FIGURE = FigureSpec(number="F99", title="", draw=draw, measure=measure)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "counts"),
+    [
+        ("2.0, 1.0", "5.0, 1.0", True), ("value / WEIGHT", "value * WEIGHT", True), ("+ LIMIT", "- LIMIT", True),
+        ("LIMIT = 5", "LIMIT = 6", True),
+        ('["a"] = 4', '["a"] = 7', True), ("math as mean", "cmath as mean", True), ("title=\"\"", "title=\"\", keep=('y',)", True),
+        ("measure=measure", "measure=lambda run: helper(run)", True), ("SHOWN = 3", "SHOWN = 4", False), ("SHOWN * OTHER", "SHOWN", False),
+    ],
+)  # fmt: skip
+def test_what_measuring_code_uses_belongs_to_the_hash_and_what_draws_does_not(tmp_path: Path, old: str, new: str, counts: bool) -> None:
+    """Constants, helpers of helpers, imports, values changed in place; not what only `draw` or an annotation names."""
+    (tmp_path / "sweep.yaml").write_text("compute: {x: [1]}")
+    hashes = []
+    for text in (MEASURING, MEASURING.replace(old, new)):
+        (tmp_path / "figure.py").write_text(text)
+        hashes.append(manifest.config_hash(Folder(tmp_path), Folder(tmp_path).spec()))
+    assert (hashes[0] != hashes[1]) is counts
+
+
+def test_a_lambda_reaches_its_own_names_only(tmp_path: Path) -> None:
+    code = MEASURING.replace("draw=draw, measure=measure", "draw=draw,\n    measure=lambda run: {'x': half(run)})  # noqa\nREST = (1")
+    (tmp_path / "figure.py").write_text(code)
+    assert [part.split("\n")[0] for part in Folder(tmp_path).spec().sources()[2:]] == ["WEIGHT, OTHER = 2.0, 1.0", "def half(value):"]
+    (tmp_path / "figure.py").write_text(MEASURING.replace("measure=measure", "measure=print"))
+    with pytest.raises(UserError, match="measure, collect and compute must be functions that are written in figure.py, not <built-in"):
+        Folder(tmp_path).spec().sources()
+
+
+def test_a_constant_of_a_committed_figures_measuring_code_fails_the_check(tmp_path: Path) -> None:
+    shutil.copytree(EXPERIMENTS / "fairness", tmp_path / "fairness")
+    folder = Folder(tmp_path / "fairness")
+    assert manifest.differences(folder, folder.spec()) == []
+    code = folder.path / "figure.py"
+    code.write_text(code.read_text().replace("OUTPUT_WEIGHT = 1.0, 2.0", "OUTPUT_WEIGHT = 1.0, 5.0"))
+    assert "the measuring code of figure.py changed" in manifest.differences(folder, folder.spec())[0]
+
+
 def test_a_default_that_changed_after_the_results_fails_the_check() -> None:
     """The manifest keeps the configuration as it resolved; keys that came later don't count, values that changed do."""
     folder, spec = load("recompute_tax"), load("recompute_tax").spec()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvlab.figures.reach import reached
 from kvlab.types import UserError, unknown_name
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ class FigureSpec:
     png: bool = False
 
     def sources(self) -> list[str]:
-        """Source of what makes results of runs: a change of it makes committed results stale."""
-        makers = (self.measure, self.collect, self.compute)
-        return [",".join(self.keep), *(inspect.getsource(maker) for maker in makers if maker is not None)]
+        """Source of what makes results of runs, with the constants and helpers it uses: a change of it makes committed results stale."""
+        makers = [maker for maker in (self.measure, self.collect, self.compute) if maker is not None]
+        used = dict.fromkeys(part for maker in makers for part in reached(maker))
+        return [",".join(self.keep), *map(inspect.getsource, makers), *used]
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,16 @@ class Folder:
         return found
 
 
+def read_text(path: Path) -> str:
+    """A text file. UserError where it can't be read, or is garbled."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is garbled: byte {error.start} is no UTF-8 text. Restore it (git checkout {path}).") from error
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error}") from error
+
+
 def missing_package(error: ModuleNotFoundError) -> UserError:
     """What to install for a figure."""
     return UserError(f"Drawing needs the package {error.name!r}, which is not installed: pip install 'kvlab[figures]' (or make setup).")
@@ -116,7 +128,7 @@ def names(root: Path | None = None) -> list[str]:
 
 def _number(path: Path) -> int:
     """The number that FIGURE has, read without importing the file; those without one come first."""
-    found = re.search(r'number="F(\d+)"', path.read_text(encoding="utf-8"))
+    found = re.search(r'number="F(\d+)"', path.read_text(encoding="utf-8", errors="replace"))
     return int(found.group(1)) if found else 0
 
 
