@@ -394,6 +394,39 @@ def test_a_figure_that_no_longer_follows_from_its_results_fails_the_check(copied
     assert "figure.svg was drawn with matplotlib 2" in actions.check(copied)[0]
 
 
+def garble(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    ("file", "spoil", "said", "commands"),
+    [
+        ("README.md", garble, "README.md is garbled", ("draw", "check")), ("sweep.yaml", garble, "sweep.yaml is garbled", ("check", "run")),
+        ("figure.py", garble, "figure.py can't be imported: SyntaxError", ("list", "draw", "check", "run")),
+        ("figure.py", lambda path: path.write_text("def ("), "figure.py can't be imported: SyntaxError", ("list", "draw", "check", "run")),
+    ],
+)  # fmt: skip
+def test_a_garbled_file_is_named_and_the_other_figures_go_on(
+    copied: Folder, capsys: pytest.CaptureFixture[str], file: str, spoil: Any, said: str, commands: tuple[str, ...]
+) -> None:
+    root = copied.path.parent
+    shutil.copytree(copied.path, root / "bad")
+    (root / "kernel_latency").rename(root / "good")
+    for name in ("bad", "good"):
+        folder = Folder(root / name)
+        (folder.path / "manifest.json").write_text(
+            json.dumps(manifest.sealed({**manifest.read(folder), "figure": name, "config": manifest.resolved(folder)}))
+        )
+    spoil(root / "bad" / file)
+    for command in commands:
+        given = ["bad", "good"] if command == "run" else []
+        assert main([command, *given, "--root", str(root)]) == (1 if command == "check" else 2), command
+        told = capsys.readouterr()
+        assert str(root / "bad" / said.split(" ")[0]) + " " + said.split(" ", 1)[1] in told.out + told.err, command
+        assert re.search({"list": r"F6 +good ", "check": "good: ok"}.get(command, "good: "), told.out), command
+        assert "bad: ok" not in told.out
+
+
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES])
 def test_a_full_disk_is_named_and_overwrites_nothing(copied: Folder, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     before = content(copied)

@@ -60,36 +60,37 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(root: Path | None) -> int:
-    for name in names(root):
-        folder = load(name, root)
-        spec = folder.spec()
-        try:
-            made = manifest.read(folder)
-            state = f"{made['results']['rows']} rows, {made['date'][:10]}, {made['seconds']:.0f} s"
-        except UserError:
-            state = "its manifest is damaged: see check" if (folder.path / MANIFEST).exists() else "no results"
-        print(f"{spec.number:<4} {name:<20} {spec.title} ({state})")
-    return 0
+    return _each([load(name, root) for name in names(root)], _line)
+
+
+def _line(folder: Folder) -> str:
+    """A figure's line in the list."""
+    spec = folder.spec()
+    try:
+        made = manifest.read(folder)
+        state = f"{made['results']['rows']} rows, {made['date'][:10]}, {made['seconds']:.0f} s"
+    except UserError:
+        state = "its manifest is damaged: see check" if (folder.path / MANIFEST).exists() else "no results"
+    return f"{spec.number:<4} {folder.name:<20} {spec.title} ({state})"
 
 
 def _draw(folders: Sequence[Folder], out: Path | None) -> int:
-    for folder in folders:
-        written = actions.draw(folder, out)
-        print(f"{folder.name}: {', '.join(path.name for path in written)}")
-    return 0
+    return _each(folders, lambda folder: f"{folder.name}: {', '.join(path.name for path in actions.draw(folder, out))}")
 
 
 def _run(folders: Sequence[Folder]) -> int:
-    """One after another; a figure that can't be produced (a trace that isn't there) doesn't keep the others."""
+    return _each(folders, lambda folder: f"{folder.name}: {len(actions.run(folder))} rows in {manifest.read(folder)['seconds']:.0f} s")
+
+
+def _each(folders: Sequence[Folder], act: Callable[[Folder], str]) -> int:
+    """One after another, each with its line; a figure that can't be (a garbled file, a trace that isn't there) doesn't keep the others."""
     failed = 0
     for folder in folders:
         try:
-            frame = actions.run(folder)
+            print(act(folder), flush=True)
         except KvlabError as error:
             failed += 1
             print(f"kvlab.figures: {folder.name}: {error}", file=sys.stderr, flush=True)
-        else:
-            print(f"{folder.name}: {len(frame)} rows in {manifest.read(folder)['seconds']:.0f} s", flush=True)
     return 2 if failed else 0
 
 
@@ -107,7 +108,12 @@ def _num_failed(folders: Sequence[Folder], look: Callable[[Folder], Sequence[str
     """Folders in which `look` found something; each is said, with what was found, as soon as it is known."""
     failed = 0
     for folder in folders:
-        found = look(folder)
+        try:
+            found = look(folder)
+        except KvlabError as error:
+            failed += 1
+            print(f"kvlab.figures: {folder.name}: {error}", file=sys.stderr, flush=True)
+            continue
         failed += bool(found)
         print(f"{folder.name}: {bad if found else good}", flush=True)
         for line in found:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from kvlab.figures import manifest
 from kvlab.figures.producing import produce
-from kvlab.figures.spec import MANIFEST, PDF, README, RESULTS, SVG, FigureSpec, Folder, missing_package
+from kvlab.figures.spec import MANIFEST, PDF, README, RESULTS, SVG, FigureSpec, Folder, missing_package, read_text
 from kvlab.types import UserError
 
 MARKERS = ("<!-- table: made by python -m kvlab.figures -->", "<!-- end of table -->")
@@ -63,7 +63,7 @@ def draw(folder: Folder, out: Path | None = None) -> list[Path]:
     files = drawn(spec, frame)
     readme = folder.path / README
     if out is None and readme.is_file():
-        files[README] = with_table(readme.read_text(encoding="utf-8"), spec, frame).encode()
+        files[README] = with_table(read_text(readme), spec, frame).encode()
     target = folder.path if out is None else out / folder.name
     manifest.write_all(target, files)
     return [target / name for name in files]
@@ -147,9 +147,12 @@ def check(folder: Folder) -> list[str]:
     found += [line for name in (PDF, SVG) if (line := _stale(folder.path / name, files))]
     readme = folder.path / README
     if not readme.is_file():
-        found.append(f"{README} is missing: claim, source, what agrees, what does not, assumptions")
-    elif with_table(text := readme.read_text(encoding="utf-8"), spec, frame) != text:
-        found.append(f"the table in {README} does not follow from {RESULTS}. Run: python -m kvlab.figures draw {folder.name}")
+        return [*found, f"{README} is missing: claim, source, what agrees, what does not, assumptions"]
+    try:
+        if with_table(text := read_text(readme), spec, frame) != text:
+            found.append(f"the table in {README} does not follow from {RESULTS}. Run: python -m kvlab.figures draw {folder.name}")
+    except UserError as error:
+        found.append(str(error))
     return found
 
 

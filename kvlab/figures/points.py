@@ -21,7 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from kvlab.config import check_config
-from kvlab.figures.spec import Folder
+from kvlab.figures.spec import Folder, read_text
 from kvlab.sweep_points import Composer
 from kvlab.types import UserError
 
@@ -46,10 +46,10 @@ class Point:
 def read_sweep(path: Path) -> dict[str, Any]:
     """The file as it stands. UserError for one that is no sweep of a known kind."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is a link to a file that isn't there ({path.readlink() if path.is_symlink() else path}).") from error
-    except (OSError, yaml.YAMLError) as error:
+        if path.is_symlink() and not path.exists():
+            raise UserError(f"{path} is a link to a file that isn't there ({path.readlink()}).")
+        content = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
         raise UserError(f"{path} can't be read: {error}") from error
     if not isinstance(content, dict) or kind_of(content) is None:
         raise UserError(f"{path} is no sweep: it needs hydra.sweeper.params, replay or compute (kvlab.figures.points).")
