@@ -55,8 +55,17 @@ def dominates(first: Sequence[float], second: Sequence[float]) -> bool:
     return all(a <= b for a, b in zip(first, second, strict=True)) and any(a < b for a, b in zip(first, second, strict=True))
 
 
-def pareto_front(frame: pd.DataFrame, objectives: Sequence[str | Objective]) -> pd.DataFrame:
+def unserved(summary: Mapping[Any, Any]) -> str:
+    """"40 of 60 requests refused", of a run that refused any: its figures are those of an easier workload. Else nothing."""
+    refused = summary.get("num_refused")
+    return f"{int(refused)} of {int(summary['num_requests'])} requests refused" if refused and refused == refused else ""
+
+
+def pareto_front(frame: pd.DataFrame, objectives: Sequence[str | Objective], refusing: bool = False) -> pd.DataFrame:
     """Rows of `runs.frame` that no other row beats in every objective, sorted by the first one; unfinished runs are left out.
+
+    Args:
+        refusing: whether runs that refused requests may be on it. Where not, `front.attrs["refusing"]` counts those left out for that.
 
     Raises:
         UserError: no objective, or one that isn't a column.
@@ -65,6 +74,11 @@ def pareto_front(frame: pd.DataFrame, objectives: Sequence[str | Objective]) -> 
     if not wanted:
         raise UserError("A Pareto front needs at least one objective, e.g. 'p99_ttft_ms'.")
     rows = frame[frame["status"] == "finished"].copy() if "status" in frame else frame.copy()
+    refused = [bool(unserved(row)) for row in rows.to_dict("records")]
+    left_out = 0 if refusing else sum(refused)
+    if left_out:
+        rows = rows[[not r for r in refused]]
+    rows.attrs["refusing"] = left_out
     if any(o.figure == POOL for o in wanted) and {"num_blocks", "block_size"} <= set(rows):
         rows[POOL] = rows["num_blocks"] * rows["block_size"]
     if rows.empty:  # nothing has finished: figures are no columns then
@@ -77,7 +91,9 @@ def pareto_front(frame: pd.DataFrame, objectives: Sequence[str | Objective]) -> 
     finite = [i for i in range(len(rows)) if all(map(math.isfinite, values[i]))]
     kept = [i for i in finite if not any(dominates(other, values[i]) for other in values)]
     order = sorted(kept, key=lambda i: values[i][0])
-    return rows.iloc[order].reset_index(drop=True)
+    front = rows.iloc[order].reset_index(drop=True)
+    front.attrs["refusing"] = left_out
+    return front
 
 
 class SoFar(NamedTuple):

@@ -5,6 +5,7 @@ Reading is tolerant: failed, killed, partial, foreign, empty and damaged folders
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -205,11 +206,19 @@ class Runs:
         """Those that ended well."""
         return Runs(run for run in self._runs if run.state == "finished")
 
-    def pareto(self, *objectives: str) -> pd.DataFrame:
-        """Rows of `frame` that no other finished run beats in every objective; see `kvlab.objectives.pareto_front`."""
+    def pareto(self, *objectives: str, refusing: bool = False) -> pd.DataFrame:
+        """Rows of `frame` that no other finished run beats in every objective; see `kvlab.objectives.pareto_front`.
+
+        Runs that refused requests are left out, and counted in a warning, unless `refusing`.
+        """
         from kvlab.objectives import pareto_front
 
-        return pareto_front(self.frame, objectives)
+        front = pareto_front(self.frame, objectives, refusing)
+        if front.attrs["refusing"]:
+            number = front.attrs["refusing"]
+            warnings.warn(f"{number} of {len(self.finished())} finished runs refused requests and are left out of the front "
+                          "(refusing=True takes them in).", stacklevel=2)  # fmt: skip
+        return front
 
     def booktabs(self, columns: Sequence[str] | None = None, *figures: str) -> str:
         """A LaTeX table, one row a run; see `kvlab.exporting.latex_table`. (`to_latex` is the frame's own.)"""

@@ -48,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     front = found.front_table(list(space)).itertuples(index=False)
     rows = [[f"{v:.5g}" if isinstance(v, float) else str(v) for v in row] for row in front]
     print(text_table(columns, rows))
-    print(f"{len(rows)} of {len(found.runs.finished())} finished trials are on the Pareto front; {found.counts()}.")
+    finished = int((found.trials["state"] == "finished").sum())
+    print(f"{len(rows)} of {finished} finished trials are on the Pareto front; {found.counts()}.")
+    if refusing := found.front.attrs["refusing"]:
+        print(f"Trials that refused requests are pruned, and not on the front: {refusing}.")
     print(f"\nFolder: {found.folder}")
     return 0 if rows else 1
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from kvlab.config import check_config
-from kvlab.objectives import POOL, Objective, objective, pareto_front, value_of
+from kvlab.objectives import POOL, Objective, objective, pareto_front, unserved, value_of
 from kvlab.progress import Progress
 from kvlab.pruning import Hopeless, Pruner
 from kvlab.results import Runs, load_runs
@@ -85,7 +85,7 @@ def search(
 ) -> Found:  # fmt: skip
     """Look for the configurations that no other beats: `kvlab.search({"eviction": ["lru", "sieve"], "num_blocks": (64, 512)})`.
 
-    Optuna's multi-objective TPE sampler proposes; a trial that fits no request, or whose combination can't work, is pruned with its
+    Optuna's multi-objective TPE sampler proposes; a trial that refuses requests, or whose combination can't work, is pruned with its
     reason; one that a finished trial beats in every objective whatever it still does is ended early (`kvlab.pruning`).
 
     Args:
@@ -196,7 +196,7 @@ class _Trials:
         self._finished: list[tuple[str, list[float]]] = []
         self._most_tokens, self._num_requests = 0.0, 0
         for run_ in load_runs(root).finished():
-            if run_.summary.get("num_requests"):
+            if run_.summary.get("num_requests") and not unserved(run_.summary):
                 self._keep(run_.name, run_.config, run_.summary)
 
     def _keep(self, name: str, config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[float | None]:
@@ -223,6 +223,8 @@ class _Trials:
             return None, "FAIL", f"{type(error).__name__}: {error}"
         finally:
             give_back_memory()
+        if why := unserved(done.summary):
+            return None, "PRUNED", why
         values = self._keep(str(trial.number), done.config, done.summary)
         if any(v is None or v != v for v in values):
             undefined = [str(o) for o, v in zip(self._wanted, values, strict=True) if v is None or v != v]

@@ -50,6 +50,30 @@ def test_the_pareto_front_of_a_frame() -> None:
         pareto_front(frame, [])
 
 
+def test_a_run_that_refused_requests_is_on_no_front_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prompts of 8 to 100 tokens: four blocks of 16 fit some of them, and do those fastest of all, with the least memory."""
+    words = [*SIMULATED, "workload.num_requests=20", "workload.prompt_len={kind:uniform,min:8,max:100}"]
+    goals = ["kv_pool_tokens", "p99_ttft_ms"]
+    study = tmp_path / "s"
+    assert main([*words, "num_blocks=4,40", f"study={study}", f"objectives={','.join(goals)}", "trials=6"]) == 0
+    told = capsys.readouterr().out
+    runs = kvlab.load_runs([p for p in study.iterdir() if p.name.isdecimal()]).finished()
+    small = [run for run in runs if run.config["num_blocks"] == 4]
+    assert small
+    assert len(small) < 6
+    assert f"Trials that refused requests are pruned, and not on the front: {len(small)}." in told
+    found = kvlab.search({"num_blocks": [4, 40]}, *words, trials=6, objectives=goals, folder=study, progress=False)
+    refused = small[0].summary["num_refused"]
+    assert 0 < refused < 20
+    assert set(found.trials["reason"]) == {"", f"{refused} of 20 requests refused"}
+    assert set(found.front["num_blocks"]) == {40}
+    with pytest.warns(UserWarning, match=f"{len(small)} of 6 finished runs refused requests"):
+        assert set(runs.pareto(*goals)["num_blocks"]) == {40}
+    assert 4 in set(runs.pareto(*goals, refusing=True)["num_blocks"])
+    with pytest.warns(UserWarning, match=f"{len(small)} of {len(small)} finished runs"):
+        assert Runs(small).pareto(*goals).empty
+
+
 def test_bounds_hold_for_any_way_a_run_can_go_on() -> None:
     """Of 200 requests some have been seen; whatever the others turn out to be, no figure ends up better than its bound."""
     rng = np.random.default_rng(0)
