@@ -18,6 +18,7 @@ import ipywidgets as w
 import numpy as np
 import plotly.graph_objects as go
 
+from kvlab.endings import unserved
 from kvlab.notebook.explorer_controls import REAL_WORKLOADS, SIMULATED_WORKLOADS, Controls, Setting
 from kvlab.notebook.explorer_plot import MAX_PINS, NOTHING, STEP_COLUMNS, Curves, Drawing, curves, curves_of, empty_figure
 from kvlab.notebook.parts import STYLE, CopyButton, Fit, Message, figure_widget, in_words, runs_table
@@ -184,10 +185,8 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         self._tell(told)
 
     def _show(self, setting: Setting, run: Run, data: Curves, note: str = "") -> None:
-        refused = run.summary.get("num_refused") or 0
-        if refused:
-            of = run.summary["num_requests"]
-            note = f"{refused} of {of} requests were refused, because they can never fit. {_first_detail(run)}"
+        if run.summary.get("num_refused"):
+            note = unserved(run.requests(("finish_reason", "detail")))[0] + "."
         with self._lock:
             self.setting, self.run, self._data = setting, run, data
             self._drawing.show(data, setting.label)
@@ -374,9 +373,3 @@ def _row(name: str, control: w.Widget) -> w.Widget:
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _first_detail(run: Run) -> str:
-    requests = run.requests(("finish_reason", "detail"))
-    refused = requests[requests["finish_reason"] == "refused"]
-    return "" if refused.empty else str(refused["detail"].iloc[0])
