@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(rows)} of {finished} finished trials are on the Pareto front; {found.counts()}.")
     if refusing := found.front.attrs["refusing"]:
         print(f"Trials that refused requests are pruned, and not on the front: {refusing}.")
+    if not finished:
+        print(f"kvlab: no trial finished. {found.commonest_reason()}", file=sys.stderr)
     print(f"\nFolder: {found.folder}")
     return 0 if rows else 1
 

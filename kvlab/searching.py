@@ -20,7 +20,7 @@ from kvlab.running import run
 from kvlab.shared import local_only
 from kvlab.sweep_attempt import give_back_memory, is_full_disk
 from kvlab.sweep_folder import SweepFolder
-from kvlab.sweep_points import Composer
+from kvlab.sweep_points import Composer, Workloads
 from kvlab.trace.store import write_json
 from kvlab.types import UserError
 
@@ -74,6 +74,11 @@ class Found:
         table = {"run": front["run"], **{key: [params[key][name] for name in front["run"]] for key in keys}}
         return pd.DataFrame({**table, **{o.figure: front[o.figure] for o in self.objectives}})
 
+    def commonest_reason(self) -> str:
+        """Why most of the trials that didn't finish didn't, and how many those are; nothing where all did."""
+        reasons = self.trials.loc[self.trials["reason"].astype(bool), "reason"].value_counts()
+        return "" if reasons.empty else f"{reasons.iloc[0]} of {len(self.trials)} trials: {reasons.index[0]}"
+
     def counts(self) -> str:
         """How many trials finished, were pruned, failed."""
         return ", ".join(f"{number} {state}" for state, number in self.trials["state"].value_counts().sort_index().items())
@@ -109,9 +114,11 @@ def search(
     axes = {key: _axis(key, values) for key, values in space.items()}
     if not axes:
         raise UserError("The space is empty: name at least one key to search over, e.g. num_blocks=64..512.")
-    composer = Composer(overrides)
+    composer, workloads = Composer(overrides), Workloads()
     for point in _corners(axes):  # a wrong name anywhere ends the search before it starts
-        check_config(composer.config(point))
+        config = composer.config(point)
+        check_config(config)
+        workloads.check(config["workload"])
     root = Path(folder) if folder is not None else Path("runs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-%f-search")
     with SweepFolder(root).claim("search") as ours:
         if not ours:

@@ -6,17 +6,22 @@ import copy
 import hashlib
 import itertools
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvlab.assembly import policy_objects
+from kvlab.building import build
 from kvlab.composition import ADDITIVE, compose
 from kvlab.config import SEAMS, VALUES, check_config, check_value, to_plain
 from kvlab.flat import flatten
 from kvlab.identifying import experiment_facts
 from kvlab.types import UserError, unknown_name
+from kvlab.workload.base import Workload
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def seeds(repeats: int, seed_is_swept: bool, overrides: Sequence[str]) -> dict[s
 
 
 def _combinations(grid: Mapping[str, Sequence[Any]], overrides: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    composer = Composer(overrides)
+    composer, workloads = Composer(overrides), Workloads()
     for combination in itertools.product(*grid.values()):
         chosen = dict(zip(grid, combination, strict=True))
         policies = {k: v for k, v in chosen.items() if not _is_plain(v)}
@@ -108,6 +113,7 @@ def _combinations(grid: Mapping[str, Sequence[Any]], overrides: Sequence[str]) -
         words = [override(k, v) for k, v in chosen.items() if k not in policies]
         config = composer.config({k: v for k, v in chosen.items() if k not in policies})
         check_config(config)
+        workloads.check(config["workload"])
         label = ", ".join([*words, *(f"{k}={_class_name(v)}" for k, v in policies.items())])
         yield label, config, policies
 
@@ -130,6 +136,28 @@ class Composer:
             check_value(key, value)
             config[key] = value
         return to_plain(config)
+
+
+class Workloads:
+    """Checks the workloads of many points, each once, by building them: nothing is read or drawn."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def check(self, node: Any) -> None:
+        """UserError: a wrong value. What a class of one's own raises otherwise is left to its run, which says where."""
+        text = json.dumps(node, sort_keys=True, default=str)
+        if text in self._seen:
+            return
+        self._seen.add(text)
+        try:
+            workload = build(node)
+            if isinstance(workload, Workload):
+                workload.check()
+        except UserError:
+            raise
+        except Exception as error:
+            _log.info("workload %s: %s", text, error)
 
 
 def _is_plain(value: Any) -> bool:

@@ -131,12 +131,14 @@ def test_a_search_finds_the_front_and_goes_on_where_it_was(tmp_path: Path, capsy
     assert "holds another study: its space are" in capsys.readouterr().err
 
 
-def test_what_cant_fit_is_pruned_with_its_reason(tmp_path: Path) -> None:
+def test_what_cant_fit_is_pruned_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """24 + 4 tokens need two blocks of 16: a pool of one block serves nobody."""
     found = kvlab.search({"num_blocks": [1]}, *SIMULATED, trials=2, folder=tmp_path / "s", progress=False)
     assert found.trials["state"].tolist() == ["pruned", "pruned"]
     assert found.trials["reason"][0].startswith("Every request of the workload was refused")
     assert found.front.empty
+    assert main([*SIMULATED, "num_blocks=1,1", "trials=2", f"study={tmp_path / 'c'}"]) == 1
+    assert "no trial finished. 2 of 2 trials: Every request of the workload was refused" in capsys.readouterr().err
     layouts = {"layout": ["paged", "contiguous_max"]}
     mixed = kvlab.search(layouts, *SIMULATED, "num_blocks=400", trials=6, folder=tmp_path / "m", progress=False)
     assert set(mixed.trials["state"]) == {"finished", "pruned"}
@@ -212,6 +214,8 @@ def test_bad_input_is_named_before_anything_runs(tmp_path: Path, capsys: pytest.
         (["num_blocks=1..9", "trials=0"], "trials = 0"),
         (["num_blocks=1..9", "prune=perhaps"], "prune = 'perhaps'"),
         (["num_blocks"], "is no KEY=VALUE"),
+        (["num_blocks=1..9", "workload.arrivals.kind=immediate"], "Unknown workload.arrivals.kind 'immediate'"),
+        (["workload.prompt_len=8,abc"], "workload.prompt_len"),
     ):
         assert main([*SIMULATED, folder, *words]) == 2, words
         assert say in capsys.readouterr().err, words

@@ -384,6 +384,23 @@ def test_a_killed_worker_costs_its_own_point_only(tmp_path: Path) -> None:
     assert os.getpid() not in {run.status["pid"] for run in runs}  # (one quick worker may have done all the others)
 
 
+def test_a_wrong_value_of_a_workload_anywhere_in_the_grid_is_refused_before_the_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rate = [*SIMULATED, "workload.arrivals.kind=poisson"]
+    turns = [*SIMULATED[:3], "workload=multi_turn"]
+    for words, axis, say in (
+        (SIMULATED, "workload.arrivals.kind=all_at_once,immediate", "Unknown workload.arrivals.kind 'immediate'"),
+        (rate, "workload.arrivals.rate=4,-1", "workload.arrivals"),
+        (SIMULATED, "workload.prompt_len=64,abc", "workload.prompt_len"),
+        (turns, "workload.think_s=0,soon", "workload.think_s"),
+    ):
+        axes = [*words, axis]
+        assert main(["-m", *axes, f"hydra.sweep.dir={tmp_path / 's'}"]) == USER_ERROR, axis
+        assert say in capsys.readouterr().err
+        assert not (tmp_path / "s").exists()
+
+
 def test_settings_that_make_no_sense_are_refused_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, say in (
         (["resume=true"], "settings of a sweep, which this is not. Add -m"),

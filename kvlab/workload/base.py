@@ -85,6 +85,9 @@ class Workload(ABC):
 
     # ------------------------------------------------------- what a workload implements
 
+    def check(self) -> None:  # noqa: B027
+        """UserError for parameters that no run could use, without reading or drawing anything. Default: the constructor has seen to it."""
+
     @abstractmethod
     def build(self, ctx: WorkloadContext) -> Sequence[float]:
         """Read, draw and check everything; return the arrival time (s) of each conversation. UserError for bad input."""

@@ -55,6 +55,13 @@ class MultiTurnWorkload(Workload):
         self._sampling = LengthSampling(sampling, ignore_eos)
         self.num_early_ends = 0
 
+    def check(self) -> None:
+        """Arrivals, prefix, lengths and pauses."""
+        self._spec.check()
+        for name, spec in self._lens.items():
+            Numbers(f"workload.{name}", spec, [], minimum=1)
+        Numbers("workload.think_s", self._think_s, [])
+
     def build(self, ctx: WorkloadContext) -> Sequence[float]:
         """Draw the number of turns, and the lengths and pauses of every turn, answered or not."""
         self._max_model_len = ctx.max_model_len

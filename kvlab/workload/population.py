@@ -25,6 +25,11 @@ class PopulationSpec:
     priorities: Mapping[Any, float] | None = None
     tenants: Mapping[str, float] | None = None
 
+    def check(self) -> None:
+        """UserError for wrong arrivals or a wrong prefix."""
+        Arrivals("workload.arrivals", self.arrivals, [])
+        PrefixTree("workload.prefix", self.prefix or NO_PREFIX)
+
 
 class Population:
     """`count` conversations, drawn. Arrays only: token ids are made when asked for."""

@@ -46,6 +46,12 @@ class SyntheticWorkload(Workload):
         self._spec = PopulationSpec(arrivals, prefix, priorities, tenants)
         self._sampling = LengthSampling(sampling, ignore_eos)
 
+    def check(self) -> None:
+        """Arrivals, prefix and lengths."""
+        self._spec.check()
+        for name, spec in (("prompt_len", self._prompt_len), ("output_len", self._output_len)):
+            Numbers(f"workload.{name}", spec, [], minimum=1)
+
     def build(self, ctx: WorkloadContext) -> Sequence[float]:
         """Draw arrivals, lengths and prefixes."""
         self._people = Population(ctx, self._spec, self._count, self.notes)
