@@ -234,8 +234,47 @@ def test_a_damaged_or_missing_manifest_is_named(copied: Folder, capsys: pytest.C
     assert main(["draw", "kernel_latency", "--root", str(copied.path.parent)]) == 2
     assert "manifest.json is damaged" in capsys.readouterr().err
     path.unlink()
-    assert main(["run", "kernel_latency", "--root", str(copied.path.parent)]) == 2
-    assert "nothing says where results.parquet comes from" in capsys.readouterr().err
+    for command, status in (("draw", 2), ("check", 1)):
+        assert main([command, "kernel_latency", "--root", str(copied.path.parent)]) == status
+        told = "".join(capsys.readouterr())
+        assert "nothing says where results.parquet comes from. Restore it (git checkout" in told
+        assert "or run: python -m kvlab.figures run kernel_latency" in told
+
+
+def test_without_a_manifest_run_makes_new_results_and_loses_no_old_ones(copied: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    root, results, kept = str(copied.path.parent), copied.path / "results.parquet", copied.path / actions.UNVOUCHED
+    (copied.path / "manifest.json").unlink()
+    assert main(["run", "kernel_latency", "--root", root]) == 0, "what check says to do works"
+    assert manifest.differences(copied, copied.spec()) == []
+    assert not kept.exists(), "the same results"
+    (copied.path / "manifest.json").unlink()
+    results.write_bytes(b"somebody's")
+    assert main(["run", "kernel_latency", "--root", root]) == 0
+    assert manifest.differences(copied, copied.spec()) == []
+    assert kept.read_bytes() == b"somebody's"
+    (copied.path / "manifest.json").unlink()
+    before = content(copied)
+    assert main(["run", "kernel_latency", "--root", root]) == 2
+    assert "results.unvouched.parquet is there already" in capsys.readouterr().err
+    assert content(copied) == before
+
+
+def test_damaged_markers_of_a_table_are_named_by_every_command(copied: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody would see that a number of the table was edited."""
+    readme = copied.path / "README.md"
+    text = readme.read_text()
+    begin, end = actions.MARKERS
+    spec, frame = copied.spec(), manifest.read_results(copied)
+    swapped = text.replace(begin, "x-").replace(end, begin).replace("x-", end, 1)
+    for damaged in (swapped, text.replace(end, ""), f"{begin}\n\n| a |\n\n{end}\n{text}", text.replace(begin, f"see {begin}"), ""):
+        with pytest.raises(UserError, match="README.md: the markers of its table are missing or damaged"):
+            actions.with_table(damaged, spec, frame)
+    readme.write_text(text.replace(begin, "<!-- tabel -->").replace("28.2", "28.3"))
+    before = content(copied)
+    for command, status in (("check", 1), ("draw", 2), ("run", 2)):
+        assert main([command, "kernel_latency", "--root", str(copied.path.parent)]) == status
+        assert "README.md: the markers of its table are missing or damaged" in "".join(capsys.readouterr())
+    assert content(copied) == before
 
 
 def another(value: Any) -> Any:

@@ -17,6 +17,8 @@ from kvlab.types import UserError
 
 MARKERS = ("<!-- table: made by python -m kvlab.figures -->", "<!-- end of table -->")
 """Lines of README.md between which the table of the results stands."""
+UNVOUCHED = "results.unvouched.parquet"
+"""Where `run` keeps old results that no manifest vouches for, if the new ones differ."""
 
 
 def drawn(spec: FigureSpec, frame: pd.DataFrame) -> dict[str, bytes]:
@@ -34,13 +36,22 @@ def drawn(spec: FigureSpec, frame: pd.DataFrame) -> dict[str, bytes]:
 
 
 def with_table(text: str, spec: FigureSpec, frame: pd.DataFrame) -> str:
-    """README.md with the table of these results between its markers (as it is, if it has none)."""
-    begin, end = MARKERS
-    if spec.table is None or begin not in text or end not in text:
+    """README.md with the table of these results between its markers (as it is, where the figure has none). UserError: damaged markers."""
+    if spec.table is None:
         return text
-    head, rest = text.split(begin, 1)
-    tail = rest.split(end, 1)[1]
-    return f"{head}{begin}\n\n{markdown(spec.table(frame))}\n{end}{tail}"
+    head, tail = _around_table(text)
+    return f"{head}{MARKERS[0]}\n\n{markdown(spec.table(frame))}\n{MARKERS[1]}{tail}"
+
+
+def _around_table(text: str) -> tuple[str, str]:
+    """README.md before the first marker and after the second. UserError: not one of each, in this order, each a line of its own."""
+    lines = text.splitlines(keepends=True)
+    at = [[i for i, row in enumerate(lines) if row.strip() == marker] for marker in MARKERS]
+    counts = [text.count(marker) for marker in MARKERS]
+    if counts != [1, 1] or [len(found) for found in at] != [1, 1] or at[0] > at[1]:
+        told = f"the markers of its table are missing or damaged: it needs these two lines, once each:\n{MARKERS[0]}\n{MARKERS[1]}"
+        raise UserError(f"{README}: {told}")
+    return text.split(MARKERS[0])[0], text.split(MARKERS[1])[1]
 
 
 def markdown(table: pd.DataFrame) -> str:
@@ -60,10 +71,9 @@ def draw(folder: Folder, out: Path | None = None) -> list[Path]:
     """Write figure.pdf and figure.svg (and README's table) from the committed results; returns what was written."""
     spec = folder.spec()
     frame = manifest.read_results(folder)
-    files = drawn(spec, frame)
     readme = folder.path / README
-    if out is None and readme.is_file():
-        files[README] = with_table(read_text(readme), spec, frame).encode()
+    written = {README: with_table(read_text(readme), spec, frame).encode()} if out is None and readme.is_file() else {}
+    files = {**drawn(spec, frame), **written}
     target = folder.path if out is None else out / folder.name
     manifest.write_all(target, files)
     return [target / name for name in files]
@@ -73,10 +83,13 @@ def run(folder: Folder) -> pd.DataFrame:
     """Produce the results again and write them with their manifest and figure.
 
     Raises:
-        UserError: before anything runs: a results file that was edited by hand, no matplotlib, a folder that can't be written.
+        UserError: before anything runs: a results file that was edited by hand, a README without a place for the table, no matplotlib,
+            a folder that can't be written.
     """
     spec = folder.spec()
-    _refuse_edited(folder)
+    unvouched = _unvouched(folder)
+    if spec.table is not None and (folder.path / README).is_file():
+        _around_table(read_text(folder.path / README))
     _refuse_without_matplotlib()
     manifest.write_all(folder.path, {".probe": bytes(1 << 16)})
     (folder.path / ".probe").unlink()
@@ -87,6 +100,8 @@ def run(folder: Folder) -> pd.DataFrame:
     results = manifest.results_bytes(produced.frame)
     made = manifest.make(folder, spec, produced, results)
     files = {RESULTS: results, MANIFEST: (json.dumps(made, indent=1) + "\n").encode()}
+    if unvouched is not None and unvouched != results:
+        files[UNVOUCHED] = unvouched
     manifest.write_all(folder.path, files)  # first: what took minutes is safe, even if drawing goes wrong
     draw(folder)
     return produced.frame
@@ -100,10 +115,16 @@ def _refuse_without_matplotlib() -> None:
         raise missing_package(error) from error
 
 
-def _refuse_edited(folder: Folder) -> None:
-    """Only results that their manifest vouches for are replaced."""
-    if (folder.path / RESULTS).exists():
+def _unvouched(folder: Folder) -> bytes | None:
+    """Results without any manifest, which are kept beside the new ones. UserError: results that their manifest doesn't vouch for."""
+    if not (folder.path / RESULTS).exists():
+        return None
+    if (folder.path / MANIFEST).exists():
         manifest.read_results(folder)
+        return None
+    if (kept := folder.path / UNVOUCHED).exists():
+        raise UserError(f"{kept} is there already, and no {MANIFEST} vouches for {RESULTS} either: move one of them away.")
+    return (folder.path / RESULTS).read_bytes()
 
 
 def verify(folder: Folder) -> list[str]:

@@ -105,8 +105,8 @@ def read(folder: Folder) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        told = f"nothing says where {RESULTS} comes from. Run: python -m kvlab.figures run {folder.name}"
-        raise UserError(f"{path} is missing: {told}") from error
+        told = f"Restore it (git checkout {path}), or run: python -m kvlab.figures run {folder.name}"
+        raise UserError(f"{path} is missing: nothing says where {RESULTS} comes from. {told}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}. Restore it (git checkout {path}).") from error
     if not isinstance(content, dict) or not isinstance(content.get("results"), dict):
