@@ -277,6 +277,12 @@ def test_damaged_markers_of_a_table_are_named_by_every_command(copied: Folder, c
     assert content(copied) == before
 
 
+def test_seeds_of_a_manifest_are_the_distinct_ones_in_order() -> None:
+    folder = load("fairness")
+    made = produce(folder, folder.spec(), more=("workload.num_requests=8",), progress=False)
+    assert (made.num_points, made.seeds) == (2, [0])
+
+
 def another(value: Any) -> Any:
     """A value of the same kind that is not this one."""
     if isinstance(value, dict):
