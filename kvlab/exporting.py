@@ -144,13 +144,17 @@ def latex_table(runs: Runs, columns: Sequence[str] | None = None, figures: Seque
     """A booktabs table (`\\usepackage{booktabs}`), one row a run.
 
     Args:
-        columns: configuration columns of `runs.frame`; None: those that differ. figures: of the summary.
+        columns: configuration columns of `runs.frame`; None: those that differ, and the seed where it alone tells rows apart.
+        figures: of the summary.
 
     Raises:
         UserError: no such column.
     """
     frame = runs.frame
-    shown = [*(varied_columns(runs, frame) if columns is None else columns), *figures]
+    keys = list(varied_columns(runs, frame) if columns is None else columns)
+    if columns is None and "seed" in frame and frame["seed"].nunique() > 1 and (not keys or frame[keys].astype(str).duplicated().any()):
+        keys.append("seed")
+    shown = [*keys, *figures]
     for name in shown:
         if name not in frame:
             raise unknown_name("column", name, map(str, frame.columns))

@@ -297,6 +297,17 @@ def test_a_latex_table_is_escaped_booktabs(runs: dict[str, Run]) -> None:
         Runs([runs["a"]]).booktabs(["blok_size"])
 
 
+def test_a_latex_table_of_repeats_tells_them_apart_by_their_seed() -> None:
+    def made(watermark: float, seed: int) -> Run:
+        return Run("r", config={"watermark": watermark, "seed": seed}, summary={"num_finished": 4})
+
+    rows = Runs([made(w, s) for w in (0.1, 0.2) for s in (0, 1)]).booktabs(None, "num_finished").splitlines()
+    assert rows[2] == r"watermark & seed & Finished requests \\"
+    assert rows[4:8] == [rf"{w} & {s} & 4 \\" for w in (0.1, 0.2) for s in (0, 1)]
+    alone = Runs([made(0.1, 0), made(0.2, 1)]).booktabs(None, "num_finished").splitlines()
+    assert alone[2] == r"watermark & Finished requests \\"
+
+
 def test_the_export_command(runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(runs["a"].folder)
     out = str(tmp_path / "t.json")
