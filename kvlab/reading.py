@@ -116,3 +116,13 @@ def _parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # the C one is ten times as fast
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+
+
+def visible_names(folder: Path) -> list[str]:
+    """What a folder holds besides logs and hidden files."""
+    return sorted(p.name for p in folder.iterdir() if not (p.name.startswith(".") or p.suffix == ".log")) if folder.is_dir() else []
+
+
+def foreign(folder: Path, name: str) -> str:
+    """What to do about a point's folder that holds something else."""
+    return f"{folder} holds {name!r}, which is no run's: move it away, or choose another folder for the sweep."

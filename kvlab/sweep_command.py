@@ -109,6 +109,9 @@ def _axes_of_presets(words: Sequence[str]) -> list[str]:
     presets = [word for word in words if word.startswith("+experiment=")]
     if not presets:
         return []
+    for preset in parse_overrides(presets):
+        if preset.is_sweep_override():
+            raise UserError(f"{preset.input_line!r} names several experiments, and each has a grid of its own: one experiment at a time.")
     params = compose_hydra(presets).sweeper.params or {}
     return [f"{key}={value}" for key, value in params.items()]
 

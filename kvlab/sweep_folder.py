@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab import __version__
-from kvlab.reading import MARKS
+from kvlab.reading import MARKS, foreign, visible_names
 from kvlab.sweep_points import Point
 from kvlab.trace.run_folder import RESERVE, process_start, read_json
 from kvlab.trace.store import disk_error, write_json
@@ -127,12 +127,12 @@ class SweepFolder:
         Raises UserError if the folder holds something that is no run's, or can't be moved.
         """
         folder = self.folder(number)
-        visible = [p.name for p in folder.iterdir() if not (p.name.startswith(".") or p.suffix == ".log")] if folder.is_dir() else []
+        visible = visible_names(folder)
         ours = any((folder / mark).exists() for mark in MARKS)
         if not ours and not visible:
             return
         if not ours:
-            raise UserError(f"{folder} holds {visible[0]!r}, which is no run's: move it away, or choose another folder for the sweep.")
+            raise UserError(foreign(folder, visible[0]))
         try:
             (self.root / ATTEMPTS).mkdir(exist_ok=True)
             taken = [int(p.name.split("-")[1]) for p in (self.root / ATTEMPTS).glob(f"{number}-*")]

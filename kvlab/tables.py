@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvlab.reading import foreign, visible_names
 from kvlab.results import Run, Runs, load_runs
 from kvlab.types import UserError
 
@@ -101,7 +102,10 @@ def _failure(run: Run) -> list[str]:
     """Why a run failed: its error and, where that is not the user's, the end of its traceback."""
     error = run.status.get("error") or {}
     label = str(run.status.get("name") or "")
-    lines = [f"{run.name}: {run.state}{': ' + run.error if run.error else ''}" + (f" [{label}]" if label else "")]
+    why = run.error or ""
+    if run.state == "foreign" and run.folder is not None and (names := visible_names(run.folder)):
+        why = foreign(run.folder, names[0])
+    lines = [f"{run.name}: {run.state}{': ' + why if why else ''}" + (f" [{label}]" if label else "")]
     kinds: list[type] = [UserError, *UserError.__subclasses__()]
     if error.get("traceback") and error.get("type") not in {kind.__name__ for kind in kinds} and run.state == "failed":
         lines += [f"    {line}" for line in str(error["traceback"]).splitlines()[:-1][-TRACEBACK_SHOWN:]]

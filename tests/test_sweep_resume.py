@@ -401,6 +401,22 @@ def test_a_wrong_value_of_a_workload_anywhere_in_the_grid_is_refused_before_the_
         assert not (tmp_path / "s").exists()
 
 
+def test_experiments_are_swept_one_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "+experiment=fairness,layouts", f"hydra.sweep.dir={tmp_path / 's'}"]) == USER_ERROR
+    told = capsys.readouterr().err
+    assert "one experiment at a time" in told
+    assert "multirun" not in told
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_point_whose_folder_holds_something_else_says_so_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s/1").mkdir(parents=True)
+    Path("s/1/mine.txt").write_text("years")
+    assert main(["-m", *SIMULATED, "num_blocks=40,41", "hydra.sweep.dir=s"]) != OK
+    assert "holds 'mine.txt', which is no run's: move it away, or choose another folder for the sweep." in capsys.readouterr().out
+    assert Path("s/1/mine.txt").read_text() == "years"
+
+
 def test_settings_that_make_no_sense_are_refused_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, say in (
         (["resume=true"], "settings of a sweep, which this is not. Add -m"),
