@@ -14,9 +14,8 @@ import math
 
 import pandas as pd
 import torch
-from measure import BLOCK_SIZE, tabulate, texts
+from measure import STORED, log_probabilities, tabulate, texts
 
-from kvlab.cache.tensors import KVTensors
 from kvlab.kernels.interface import AttentionMetadata, LayerCache
 from kvlab.kernels.quantize import FP8_MAX, dequantize, quantize_fp8, quantize_int8
 from kvlab.kernels.torch_backend import TorchBackend
@@ -55,32 +54,17 @@ class Rounding(TorchBackend):
         return quantize_fp8(x_TKD / scale, None).float() * scale
 
 
-def log_probabilities(loaded: LoadedModel, ids: list[int], chunk: int, backend: TorchBackend) -> torch.Tensor:
-    """Log-probabilities of every next token, float64 [tokens, V]."""
-    shape, num_blocks = loaded.config, -(-len(ids) // BLOCK_SIZE)
-    kv = KVTensors(shape.num_layers, num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, torch.float32)
-    rows = []
-    for start in range(0, len(ids), chunk):
-        end = min(start + chunk, len(ids))
-        positions = torch.arange(start, end)
-        meta = AttentionMetadata(positions, torch.arange(num_blocks)[None], torch.tensor([end]), [end], [end - start],
-                                 int(end - start == 1), BLOCK_SIZE)  # fmt: skip
-        hidden = loaded.model.forward(torch.tensor(ids[start:end]), positions, kv, meta, backend)
-        rows.append(loaded.model.logits(hidden).double().log_softmax(-1))
-    return torch.cat(rows)
-
-
 def measure(loaded: LoadedModel, prompts: list[list[int]], calibration: list[list[int]], chunk: int) -> pd.DataFrame:
     """A row a kind of scales."""
     most_LXK = torch.zeros(loaded.config.num_layers, 2, loaded.config.num_kv_heads)
     for ids in calibration:
-        log_probabilities(loaded, ids, chunk, Rounding("", most_LXK))
+        log_probabilities(loaded, ids, chunk, *STORED["fp32"], Rounding("", most_LXK))
     rows = []
     for ids in prompts:
         targets = torch.tensor(ids[1:])[:, None]
-        reference = log_probabilities(loaded, ids, chunk, TorchBackend())[:-1]
+        reference = log_probabilities(loaded, ids, chunk, *STORED["fp32"])[:-1]
         for scales in SCALES:
-            found = log_probabilities(loaded, ids, chunk, Rounding(scales, most_LXK))[:-1]
+            found = log_probabilities(loaded, ids, chunk, *STORED["fp32"], Rounding(scales, most_LXK))[:-1]
             frame = pd.DataFrame({
                 "kl": (reference.exp() * (reference - found)).sum(-1), "more_nll": (reference - found).gather(1, targets)[:, 0],
                 "same": found.argmax(-1) == reference.argmax(-1),

@@ -48,9 +48,10 @@ def texts(loaded: LoadedModel, count: int, num_tokens: int) -> list[list[int]]:
     return long_enough[:count]
 
 
-def log_probabilities(loaded: LoadedModel, ids: list[int], chunk: int, dtype: torch.dtype, scales: tuple[Scales, Scales]) -> torch.Tensor:
-    """Log-probabilities of every next token, float64 [tokens, V]."""
-    shape, backend = loaded.config, TorchBackend()
+def log_probabilities(loaded: LoadedModel, ids: list[int], chunk: int, dtype: torch.dtype, scales: tuple[Scales, Scales],
+                      backend: TorchBackend | None = None) -> torch.Tensor:  # fmt: skip
+    """Log-probabilities of every next token, float64 [tokens, V]. `backend`: one that does something to K and V (None: torch's)."""
+    shape, backend = loaded.config, backend or TorchBackend()
     num_blocks = -(-len(ids) // BLOCK_SIZE)
     kv = KVTensors(shape.num_layers, num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, dtype, scales=scales)
     rows = []
