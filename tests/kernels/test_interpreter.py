@@ -45,3 +45,20 @@ def test_types_are_tritons_own() -> None:
     assert tritons._get_np_dtype(tl.bfloat16) == np.dtype(np.uint16)
     with pytest.raises(KeyError):
         tritons._get_np_dtype(tl.void)
+
+
+def test_a_tensor_of_one_element_bounds_a_loop() -> None:
+    """Under numpy 2.5, whose arrays of one element are no numbers, with Triton 3.6 too; afterwards Triton's tensors are as before."""
+    before = getattr(tl.tensor, "__index__", None)
+    scope = tritons._LangPatchScope()
+    tritons._patch_lang_tensor(tl.tensor, scope)
+    try:
+        bound = tl.tensor(tritons.TensorHandle(np.array([3], dtype=np.int32), tl.int32), tl.int32)
+        assert list(range(bound)) == [0, 1, 2]  # type: ignore[call-overload]
+        assert scope._changes[-1][:2] == (tl.tensor, "__index__")
+        several = tl.tensor(tritons.TensorHandle(np.array([3, 4], dtype=np.int32), tl.int32), tl.block_type(tl.int32, [2]))
+        with pytest.raises(ValueError):
+            range(several)  # type: ignore[call-overload]
+    finally:
+        scope.restore()
+    assert getattr(tl.tensor, "__index__", None) is before
