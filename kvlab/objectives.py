@@ -61,6 +61,26 @@ def unserved(summary: Mapping[Any, Any]) -> str:
     return f"{int(refused)} of {int(summary['num_requests'])} requests refused" if refused and refused == refused else ""
 
 
+def kept_off(frame: pd.DataFrame, refusing: bool = False) -> pd.Series:
+    """Why each row of `runs.frame` can't be on a front: its status if it did not finish, `unserved` if it refused requests; else "".
+
+    Args:
+        refusing: whether runs that refused requests may be on it.
+    """
+    why = [
+        str(row["status"]) if row.get("status", "finished") != "finished" else "" if refusing else unserved(row)
+        for row in frame.to_dict("records")
+    ]
+    return pd.Series(why, index=frame.index, dtype=object)
+
+
+def undominated(losses: Sequence[Sequence[float]]) -> list[bool]:
+    """For each row of losses whether no other one dominates it; rows with one that is infinite (not defined) never stand."""
+    finite = [all(map(math.isfinite, row)) for row in losses]
+    rivals = {tuple(row) for row, ok in zip(losses, finite, strict=True) if ok}
+    return [ok and not any(dominates(other, row) for other in rivals) for row, ok in zip(losses, finite, strict=True)]
+
+
 def pareto_front(frame: pd.DataFrame, objectives: Sequence[str | Objective], refusing: bool = False) -> pd.DataFrame:
     """Rows of `runs.frame` that no other row beats in every objective, sorted by the first one; unfinished runs are left out.
 
@@ -73,12 +93,10 @@ def pareto_front(frame: pd.DataFrame, objectives: Sequence[str | Objective], ref
     wanted = [o if isinstance(o, Objective) else objective(o) for o in objectives]
     if not wanted:
         raise UserError("A Pareto front needs at least one objective, e.g. 'p99_ttft_ms'.")
-    rows = frame[frame["status"] == "finished"].copy() if "status" in frame else frame.copy()
-    refused = [bool(unserved(row)) for row in rows.to_dict("records")]
-    left_out = 0 if refusing else sum(refused)
-    if left_out:
-        rows = rows[[not r for r in refused]]
-    rows.attrs["refusing"] = left_out
+    rows = frame[(kept_off(frame, refusing=True) == "").to_numpy(dtype=bool)].copy()
+    refused = (kept_off(rows, refusing) != "").to_numpy(dtype=bool)
+    rows = rows[~refused]
+    rows.attrs["refusing"] = int(refused.sum())
     if any(o.figure == POOL for o in wanted) and {"num_blocks", "block_size"} <= set(rows):
         rows[POOL] = rows["num_blocks"] * rows["block_size"]
     if rows.empty:  # nothing has finished: figures are no columns then
@@ -86,13 +104,10 @@ def pareto_front(frame: pd.DataFrame, objectives: Sequence[str | Objective], ref
     for goal in wanted:
         if goal.figure not in rows:
             raise unknown_name("column", goal.figure, map(str, rows.columns))
-    columns = [[goal.loss(float(v)) for v in rows[goal.figure]] for goal in wanted]
-    values = list(zip(*columns, strict=True))
-    finite = [i for i in range(len(rows)) if all(map(math.isfinite, values[i]))]
-    kept = [i for i in finite if not any(dominates(other, values[i]) for other in values)]
-    order = sorted(kept, key=lambda i: values[i][0])
+    losses = list(zip(*([goal.loss(float(v)) for v in rows[goal.figure]] for goal in wanted), strict=True))
+    order = sorted((i for i, stands in enumerate(undominated(losses)) if stands), key=lambda i: losses[i][0])
     front = rows.iloc[order].reset_index(drop=True)
-    front.attrs["refusing"] = left_out
+    front.attrs["refusing"] = int(refused.sum())
     return front
 
 

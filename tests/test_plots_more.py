@@ -8,6 +8,7 @@ import pytest
 from test_plots import frames, traces
 from trace_examples import request, stats
 
+import kvlab.objectives
 from kvlab.analysis import plots
 from kvlab.analysis.export import find_browser, save_figure
 from kvlab.results import Run
@@ -123,6 +124,29 @@ def test_pareto_front_by_hand():
         plots.pareto_front(RUNS, {"mean_ttft_ms": "down"})
     with pytest.raises(UserError, match="two objectives, not 1"):
         plots.pareto(RUNS, {"mean_ttft_ms": "min"})
+
+
+def test_a_run_that_refused_or_did_not_finish_is_on_no_drawn_front_and_beats_nobody():
+    """d has the best throughput and refused requests, e is the fastest and failed: the front is that of Runs.pareto."""
+    objectives = {"mean_ttft_ms": "min", "output_token_throughput_per_s": "max"}
+    more = RUNS[:1].assign(run="e", mean_ttft_ms=1.0, output_token_throughput_per_s=900.0)
+    frame = pd.concat([RUNS, more], ignore_index=True).assign(
+        status=["finished"] * 4 + ["failed"], num_requests=60, num_refused=[0, 0, 0, 40, 0])  # fmt: skip
+    assert list(plots.pareto_front(frame, objectives)) == [True, True, False, False, False]
+    assert list(plots.pareto_front(frame, objectives, refusing=True)) == [True, True, False, True, False]
+    rows = kvlab.objectives.pareto_front(frame, ["mean_ttft_ms", "output_token_throughput_per_s"])
+    assert rows["run"].tolist() == ["a", "b"]
+    fig = plots.pareto(frame, objectives)
+    drawn = traces(fig)
+    assert list(drawn["Pareto front"].text) == ["a", "b"]
+    assert list(drawn["dominated"].customdata) == ["c"]
+    assert list(drawn["refused requests"].customdata) == ["d: 40 of 60 requests refused"]
+    assert drawn["refused requests"].marker.symbol == "x-open"
+    assert [a.text for a in fig.layout.annotations] == [
+        "Left out of the front, as they refused requests: 1 run<br>Not drawn, as they did not finish: 1 run"]  # fmt: skip
+    assert list(traces(plots.pareto(frame, objectives, refusing=True))) == ["dominated", "Pareto front"]
+    assert not plots.pareto(RUNS, objectives).layout.annotations
+    assert plots.pareto(frame[4:], objectives).layout.annotations[0].text.startswith("no finished run has both")
 
 
 def test_shares_of_a_pool_add_up_and_are_drawn_as_means():
