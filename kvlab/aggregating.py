@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def aggregate(runs: Runs, by: str | Sequence[str] | None, figures: Sequence[str] | None) -> pd.DataFrame:
     """See `Runs.aggregate`."""
     frame = runs.frame
-    numbers = _figures_of(runs, frame)
+    numbers = numbers_of(runs, frame)
     chosen = numbers if figures is None else list(figures)
     groups = varied_columns(runs, frame) if by is None else [by] if isinstance(by, str) else list(by)
     for kind, names, valid in (("figure", chosen, numbers), ("column", groups, [c for c in frame if c not in numbers])):
@@ -39,7 +39,7 @@ def aggregate(runs: Runs, by: str | Sequence[str] | None, figures: Sequence[str]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _figures_of(runs: Runs, frame: pd.DataFrame) -> list[str]:
+def numbers_of(runs: Runs, frame: pd.DataFrame) -> list[str]:
     """Columns of the summary that hold numbers."""
     names = dict.fromkeys(key for run in runs for key in flatten(run.summary))
     return [name for name in names if name in frame and pd.to_numeric(frame[name], errors="coerce").notna().any()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from kvlab.aggregating import varied_columns
+from kvlab.aggregating import aggregate, numbers_of, varied_columns
 from kvlab.flat import flatten
 from kvlab.trace.schema import TABLES
 from kvlab.trace.store import atomic, disk_error, write_text
@@ -128,7 +128,10 @@ def write_csv(run: Run, folder: str | Path, force: bool = False) -> list[Path]:
 _ESCAPED = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}",
 }  # fmt: skip
+ROUNDING = 1e-7
+"""An interval that is smaller than this share of its mean is rounding: repeats were the same."""
 DEFAULT_FIGURES = (
     "num_finished", "output_token_throughput_per_s", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "prefix_cache_hit_rate_tokens",
     "num_preemptions",
@@ -140,30 +143,75 @@ def escape_latex(text: str) -> str:
     return "".join(_ESCAPED.get(character, character) for character in text)
 
 
-def latex_table(runs: Runs, columns: Sequence[str] | None = None, figures: Sequence[str] = DEFAULT_FIGURES) -> str:
-    """A booktabs table (`\\usepackage{booktabs}`), one row a run.
+def latex_table(
+    runs: Runs, columns: Sequence[str] | None = None, figures: Sequence[str] = DEFAULT_FIGURES, each: bool = False
+) -> str:
+    """A booktabs table (`\\usepackage{booktabs}`), one row a point.
+
+    Runs that differ in nothing but their seed are one row: means of those that finished, with half of their 95 % interval
+    (`Runs.aggregate`), and their number n. Without repeats, and with `each` or a seed among the columns, a run is a row.
 
     Args:
         columns: configuration columns of `runs.frame`; None: those that differ, and the seed where it alone tells rows apart.
-        figures: of the summary.
+        figures: of the summary. each: a row a run, repeats too.
 
     Raises:
         UserError: no such column.
     """
     frame = runs.frame
-    keys = list(varied_columns(runs, frame) if columns is None else columns)
+    varied = varied_columns(runs, frame)
+    keys = list(varied if columns is None else columns)
+    for name in (*keys, *figures):
+        if name not in frame:
+            raise unknown_name("column", name, map(str, frame.columns))
+    if not each and not any(key.split(".")[-1] == "seed" for key in keys):
+        means = _means(runs.finished(), [*keys, *(name for name in varied if name not in keys)], figures)
+        if len(means) and means["n"].max() > 1:
+            return _of_means(means, keys, figures, len(runs) - len(runs.finished()))
     if columns is None and "seed" in frame and frame["seed"].nunique() > 1 and (not keys or frame[keys].astype(str).duplicated().any()):
         keys.append("seed")
     shown = [*keys, *figures]
-    for name in shown:
-        if name not in frame:
-            raise unknown_name("column", name, map(str, frame.columns))
-    titles = {f.key: f.title + (f" ({f.unit})" if f.unit not in ("", "fraction") else "") for f in FIGURES}
     numeric = [pd.api.types.is_numeric_dtype(frame[name]) for name in shown]
-    head = " & ".join(escape_latex(titles.get(name, name)) for name in shown)
-    lines = [rf"\begin{{tabular}}{{{''.join('r' if n else 'l' for n in numeric)}}}", r"\toprule", rf"{head} \\", r"\midrule"]
-    lines += [" & ".join(_cell(row[name]) for name in shown) + r" \\" for _, row in frame.iterrows()]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+    return _booktabs([_title(name) for name in shown], numeric, [[_cell(row[name]) for name in shown] for _, row in frame.iterrows()])
+
+
+def _means(runs: Runs, groups: Sequence[str], figures: Sequence[str]) -> pd.DataFrame:
+    """`aggregate`; figures that no run defines are NaN."""
+    defined = set(numbers_of(runs, runs.frame)) & set(figures)
+    means = aggregate(runs, groups, [name for name in figures if name in defined])
+    return means.reindex(columns=[*groups, "n", *(c for name in figures for c in (name, f"{name}_ci95"))])
+
+
+def _of_means(means: pd.DataFrame, keys: Sequence[str], figures: Sequence[str], num_left_out: int) -> str:
+    heads = [*map(_title, keys), "$n$", *map(_title, figures)]
+    numeric = [*(pd.api.types.is_numeric_dtype(means[name]) for name in keys), *[True] * (1 + len(figures))]
+    cells = [
+        [*(_cell(row[name]) for name in keys), str(row["n"]), *(_with_interval(row[name], row[f"{name}_ci95"]) for name in figures)]
+        for row in means.to_dict("records")
+    ]
+    left_out = f" Runs that did not finish are left out: {num_left_out}." if num_left_out else ""
+    return f"% Mean and half of its 95 % interval (Student's t) over n runs.{left_out}\n{_booktabs(heads, numeric, cells)}"
+
+
+def _booktabs(heads: Sequence[str], numeric: Sequence[bool], cells: Sequence[Sequence[str]]) -> str:
+    lines = [rf"\begin{{tabular}}{{{''.join('r' if n else 'l' for n in numeric)}}}", r"\toprule", rf"{' & '.join(heads)} \\", r"\midrule"]
+    return "\n".join([*lines, *(" & ".join(row) + r" \\" for row in cells), r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _title(name: str) -> str:
+    """A column's head: a figure's title with its unit, else the name."""
+    titles = {f.key: f.title + (f" ({f.unit})" if f.unit not in ("", "fraction") else "") for f in FIGURES}
+    return escape_latex(titles.get(name, name))
+
+
+def _with_interval(mean: float, half: float) -> str:
+    r"""`$12.3 \pm 1.4$`: the interval with two significant digits, the mean as far as that. Without an interval the mean alone."""
+    if math.isnan(mean) or math.isnan(half):
+        return _cell(int(mean) if mean == int(mean) else mean) if not math.isnan(mean) else "--"
+    if half <= ROUNDING * abs(mean):
+        return rf"${f'{mean:.0f}' if mean == int(mean) else _cell(float(mean))} \pm 0$"
+    digits = 1 - math.floor(math.log10(float(f"{half:.1e}")))  # of the rounded one: 0.0996 is 0.10
+    return rf"${round(mean, digits):.{max(digits, 0)}f} \pm {round(half, digits):.{max(digits, 0)}f}$"
 
 
 def _cell(value: Any) -> str:

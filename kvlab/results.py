@@ -220,11 +220,12 @@ class Runs:
                           "(refusing=True takes them in).", stacklevel=2)  # fmt: skip
         return front
 
-    def booktabs(self, columns: Sequence[str] | None = None, *figures: str) -> str:
-        """A LaTeX table, one row a run; see `kvlab.exporting.latex_table`. (`to_latex` is the frame's own.)"""
+    def booktabs(self, columns: Sequence[str] | None = None, *figures: str, each: bool = False) -> str:
+        """A LaTeX table, one row a point: of repeats the mean, its 95 % interval and n, or a row `each`; see
+        `kvlab.exporting.latex_table`. (`to_latex` is the frame's own.)"""
         from kvlab.exporting import DEFAULT_FIGURES, latex_table
 
-        return latex_table(self, columns, figures or DEFAULT_FIGURES)
+        return latex_table(self, columns, figures or DEFAULT_FIGURES, each)
 
     def aggregate(self, by: str | Sequence[str] | None = None, figures: Sequence[str] | None = None) -> pd.DataFrame:
         """Repeats together: one row a group of finished runs, with `n`, and each figure's mean and half of its 95 % interval.

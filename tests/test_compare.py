@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -286,7 +287,7 @@ def test_csv_holds_what_the_frames_hold(runs: dict[str, Run], tmp_path: Path) ->
 
 
 def test_a_latex_table_is_escaped_booktabs(runs: dict[str, Run]) -> None:
-    assert escape_latex("50 % of a_b & {c} \\ ~") == r"50 \% of a\_b \& \{c\} \textbackslash{} \textasciitilde{}"
+    assert escape_latex("50 % of a_b & {c} \\ ~|") == r"50 \% of a\_b \& \{c\} \textbackslash{} \textasciitilde{}\textbar{}"
     table = Runs([runs["a"], runs["b"]]).booktabs(None, "num_finished", "num_evicted_blocks")
     assert table == "\n".join([
         r"\begin{tabular}{rrr}", r"\toprule", r"watermark & Finished requests & Evicted blocks (blocks) \\", r"\midrule",
@@ -297,15 +298,69 @@ def test_a_latex_table_is_escaped_booktabs(runs: dict[str, Run]) -> None:
         Runs([runs["a"]]).booktabs(["blok_size"])
 
 
-def test_a_latex_table_of_repeats_tells_them_apart_by_their_seed() -> None:
-    def made(watermark: float, seed: int) -> Run:
-        return Run("r", config={"watermark": watermark, "seed": seed}, summary={"num_finished": 4})
+def repeat(watermark: Any, seed: int, ttft_ms: float | None = None, state: str = "finished", **summary: Any) -> Run:
+    config = {"watermark": watermark, "seed": seed, "workload": {"seed": seed}}
+    figures = {"num_finished": 4, **({} if ttft_ms is None else {"mean_ttft_ms": ttft_ms}), **summary}
+    return Run("r", config=config, summary=figures, status={"state": state})
 
-    rows = Runs([made(w, s) for w in (0.1, 0.2) for s in (0, 1)]).booktabs(None, "num_finished").splitlines()
+
+def test_a_latex_table_of_repeats_is_means_with_their_interval() -> None:
+    """1, 2, 3: mean 2, half width 4.3027 / sqrt(3) = 2.484. 1000, 1400: mean 1200, 12.706 x 282.84 / sqrt(2) = 2541."""
+    made = [repeat(0.1, s, v) for s, v in enumerate((1.0, 2.0, 3.0))] + [repeat(0.2, s, v) for s, v in enumerate((1000.0, 1400.0))]
+    made += [repeat(0.3, 0, 5.25), repeat(0.3, 1, 7.0, "failed"), *(repeat(0.4, s) for s in (0, 1))]
+    assert Runs(made).booktabs(None, "num_finished", "mean_ttft_ms").splitlines() == [
+        "% Mean and half of its 95 % interval (Student's t) over n runs. Runs that did not finish are left out: 1.",
+        r"\begin{tabular}{rrrr}", r"\toprule", r"watermark & $n$ & Finished requests & Mean TTFT (ms) \\", r"\midrule",
+        r"0.1 & 3 & $4 \pm 0$ & $2.0 \pm 2.5$ \\", r"0.2 & 2 & $4 \pm 0$ & $1200 \pm 2500$ \\", r"0.3 & 1 & 4 & 5.25 \\",
+        r"0.4 & 2 & $4 \pm 0$ & -- \\", r"\bottomrule", r"\end{tabular}",
+    ]  # fmt: skip
+    other = Runs([repeat("x", 0, 1.0), repeat("x", 1, 3.0), repeat("y", 0, 100.0), repeat("y", 1, 104.0)])
+    rows = other.booktabs(["seed"], "mean_ttft_ms").splitlines()  # asked for by name: a row a run
+    assert rows[4:8] == [r"0 & 1 \\", r"1 & 3 \\", r"0 & 100 \\", r"1 & 104 \\"]
+    rows = other.booktabs(["workload.seed"], "mean_ttft_ms").splitlines()
+    assert len(rows) == 10
+    assert len(Runs([repeat(0.1, 0, 1.0), repeat(0.1, 1, 3.0)]).booktabs([], "mean_ttft_ms").splitlines()) == 8
+    kept = other.booktabs([], "mean_ttft_ms").splitlines()  # what is not shown is never averaged over
+    assert kept[5:7] == [r"2 & $2 \pm 13$ \\", r"2 & $102 \pm 25$ \\"]
+
+
+@pytest.mark.parametrize(("values", "cell"), [
+    ((0.5, 0.5, 0.5), r"$0.5 \pm 0$"), ((1e4 + 1, 1e4 + 1), r"$10001 \pm 0$"), ((12.345, 12.345 + 1e-9), r"$12.3 \pm 0$"),
+    ((10.0, 10.0 + 0.0996 * 2 / 12.7062), r"$10.01 \pm 0.10$"), ((-1.0, -3.0), r"$-2 \pm 13$"),
+    ((0.00012, 0.00014), r"$0.00013 \pm 0.00013$"), ((1e6, 1e6 + 4e4), r"$1020000 \pm 250000$"),
+])  # fmt: skip
+def test_an_interval_has_two_digits_and_its_mean_as_many_places(values: tuple[float, ...], cell: str) -> None:
+    rows = Runs([repeat(0.1, seed, value) for seed, value in enumerate(values)]).booktabs([], "mean_ttft_ms").splitlines()
+    assert rows[-3] == rf"{len(values)} & {cell} \\"
+
+
+def test_a_latex_table_of_repeats_may_tell_them_apart_by_their_seed() -> None:
+    rows = Runs([repeat(w, s) for w in (0.1, 0.2) for s in (0, 1)]).booktabs(None, "num_finished", each=True).splitlines()
     assert rows[2] == r"watermark & seed & Finished requests \\"
     assert rows[4:8] == [rf"{w} & {s} & 4 \\" for w in (0.1, 0.2) for s in (0, 1)]
-    alone = Runs([made(0.1, 0), made(0.2, 1)]).booktabs(None, "num_finished").splitlines()
+    alone = Runs([repeat(0.1, 0), repeat(0.2, 1)]).booktabs(None, "num_finished").splitlines()
     assert alone[2] == r"watermark & Finished requests \\"
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_what_a_latex_table_holds_can_be_set(each: bool) -> None:
+    """Without TeX: environments and braces balance, rows have a cell a column, dollars pair, and nothing special stands unescaped."""
+    odd = "50%_{a}&b#~^\\$<x>|{"
+    made = [repeat(w, s, v, num_preemptions=7 * s) for w in (odd, 0.1) for s, v in enumerate((0.02, 0.031, 1234.5))]
+    text = Runs(made).booktabs(None, "mean_ttft_ms", "num_preemptions", each=each)
+    body = [line for line in text.splitlines() if not line.startswith("%")]
+    begins = [re.findall(r"\\(begin|end)\{(\w+)\}", line) for line in body]
+    assert [found[0] for found in begins if found] == [("begin", "tabular"), ("end", "tabular")]
+    spec = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", body[0])
+    assert spec is not None
+    rows = [line for line in body if line.endswith(r" \\")]
+    assert len(rows) == len(body) - 5 == (7 if each else 3)
+    for row in rows:
+        bare = re.sub(r"\\(textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar)\{\}", "", row.removesuffix(r" \\"))
+        bare = re.sub(r"\\[&%$#_{}]", "", bare)
+        assert bare.count("&") == len(spec[1]) - 1
+        for cell in bare.split(" & "):
+            assert re.fullmatch(r"[^\\&%$#_{}~^<>|]*|\$n\$|\$-?[\d.]+ \\pm [\d.]+\$", cell), (row, cell)
 
 
 def test_the_export_command(runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +371,9 @@ def test_the_export_command(runs: dict[str, Run], tmp_path: Path, capsys: pytest
     assert "--force" in capsys.readouterr().err
     assert export.main([folder, "--to", "perfetto", "--out", out, "--force"]) == 0
     assert export.main([str(Path(folder).parent), "--to", "latex"]) == 0
-    assert r"\toprule" in capsys.readouterr().out
+    assert r"watermark & record.plans & $n$ & " in capsys.readouterr().out
+    assert export.main([str(Path(folder).parent), "--to", "latex", "--each"]) == 0
+    assert capsys.readouterr().out.count(r"0.01 & True & 30 & ") == 2
     for words, say in (
         ([folder, "--to", "perfeto"], "Did you mean 'perfetto'"),
         ([str(Path(folder).parent), "--to", "csv"], "holds 4 runs; csv takes one"),
