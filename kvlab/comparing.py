@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,16 +84,30 @@ def compare(first: Run | str | Path, second: Run | str | Path, seed: int = 0) ->
         UserError: no such folder, or one that holds no run, or nothing recorded.
     """
     a, b = _run(first), _run(second)
+    names = told_apart(a, b)
     paired, samples = _samples(a, b)
     note = ""
     try:
-        decisions = first_difference(a, b)
+        decisions = first_difference(a, b, names)
     except UserError as error:
         decisions, note = None, str(error)
-    names = (a.name, b.name) if a.name != b.name else (str(a.folder or a.name), str(b.folder or b.name))
     stretch = _stretch(samples, paired)
     figures = _figures(a.summary, b.summary, samples, paired, stretch, seed)
     return Comparison(names, _config(a.config, b.config), figures, paired, stretch, decisions, note, (remark(a), remark(b)))
+
+
+def told_apart(first: Run, second: Run) -> tuple[str, str]:
+    """Names that differ: the runs' own; of namesakes with as many folders in front as it takes, else with their labels, else a and b."""
+    if first.name != second.name:
+        return first.name, second.name
+    places = [run.source or ("" if run.folder is None else run.folder.absolute().as_posix()) for run in (first, second)]
+    parts = [place.split("/") for place in places]
+    if all(places) and parts[0] != parts[1]:
+        number = next(n for n in itertools.count(1) if parts[0][-n:] != parts[1][-n:])
+        return "/".join(parts[0][-number:]), "/".join(parts[1][-number:])
+    labels = [str(run.status.get("name") or "") for run in (first, second)]
+    told = labels if all(labels) and labels[0] != labels[1] else ["a", "b"]
+    return f"{first.name} ({told[0]})", f"{second.name} ({told[1]})"
 
 
 def remark(run: Run) -> str:

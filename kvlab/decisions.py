@@ -40,15 +40,15 @@ class DecisionDifference:
         return "\n".join([first, *self.lines])
 
 
-def first_difference(first: Run, second: Run) -> DecisionDifference:
-    """Compare two runs' plans. UserError: one of them kept none (record.plans=true)."""
+def first_difference(first: Run, second: Run, names: tuple[str, str]) -> DecisionDifference:
+    """Compare two runs' plans. `names`: what to call them. UserError: one of them kept none (record.plans=true)."""
     number = 0
     for number, (a, b) in enumerate(zip_longest(_plans(first), _plans(second))):
         if a is None or b is None:
-            longer = first.name if b is None else second.name
+            longer = names[0] if b is None else names[1]
             return DecisionDifference(number, number, (f"only {longer} has a step {number}: the other has ended",))
         if a != b:
-            return DecisionDifference(number, number, (*_explain(a, b, first.name, second.name), *_state(first, second, number)))
+            return DecisionDifference(number, number, (*_explain(a, b, *names), *_state(first, second, number, names)))
     return DecisionDifference(None, number + 1)
 
 
@@ -89,7 +89,7 @@ def _few(items: Sequence[Any], describe: Callable[[Any], str], most: int = 3) ->
     return ", ".join(map(describe, items[:most])) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
-def _state(first: Run, second: Run, step: int) -> list[str]:
+def _state(first: Run, second: Run, step: int, names: tuple[str, str]) -> list[str]:
     """The state before the step, that after the one before it: in words of both runs where it is the same, else of each."""
     found = []
     for run in (first, second):
@@ -101,5 +101,5 @@ def _state(first: Run, second: Run, step: int) -> list[str]:
     if found[0] == found[1]:
         return ["Until then, in both: " + ", ".join(f"{name} {value}" for name, value in zip(STATE, found[0], strict=True))]
     pairs = zip(STATE, *found, strict=True)
-    texts = [f"{name} {a}" if a == b else f"{name} {a} in {first.name}, {b} in {second.name}" for name, a, b in pairs]
+    texts = [f"{name} {a}" if a == b else f"{name} {a} in {names[0]}, {b} in {names[1]}" for name, a, b in pairs]
     return ["Until then: " + ", ".join(texts)]

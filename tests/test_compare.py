@@ -20,6 +20,7 @@ from sweep_support import SIMULATED
 import kvlab
 from kvlab import export
 from kvlab.compare import main
+from kvlab.comparing import told_apart
 from kvlab.confidence import bootstrap, correlation_time, mean_interval, t_quantile_975
 from kvlab.exporting import escape_latex, trace_events
 from kvlab.results import Run, Runs
@@ -164,6 +165,29 @@ def test_states_that_differ_at_the_first_different_decision_are_told_of_each(tmp
     assert free[0] == free[1] + 4
     assert decisions.lines[-1].startswith("Until then: ")
     assert f"kv_blocks_free {free[0]} in of16, {free[1]} in of12" in decisions.lines[-1]
+
+
+def test_namesakes_are_told_apart_wherever_they_are_named(runs: dict[str, Run], tmp_path: Path) -> None:
+    """Point 0 of two sweeps, and of two folders of sweeps: as many folders in front as it takes."""
+    def namesake(original: str, place: str) -> Path:
+        return Path(shutil.copytree(str(runs[original].folder), tmp_path / place))
+
+    found = kvlab.compare(namesake("a", "low/0"), namesake("b", "high/0"))
+    assert found.names == ("low/0", "high/0")
+    text = str(found)
+    assert text.startswith("a: low/0\nb: high/0\n")
+    assert "admitted: low/0 alone: synthetic-4 (new" in text
+    assert "high/0 alone: synthetic-4 (by watermark)" in text
+    inner = kvlab.compare(namesake("a", "monday/s/0"), namesake("b", "tuesday/s/0"))
+    assert inner.names == ("monday/s/0", "tuesday/s/0")
+    assert told_apart(Run("x"), Run("y")) == ("x", "y")
+    assert told_apart(Run("0", status={"name": "w=0"}), Run("0", status={"name": "w=1"})) == ("0 (w=0)", "0 (w=1)")
+    assert told_apart(Run("0"), Run("0", folder=tmp_path / "low/0")) == ("0 (a)", "0 (b)")
+    same = Run("0", folder=tmp_path / "low/0")
+    assert told_apart(same, same) == ("0 (a)", "0 (b)")
+    far = Run("0")
+    far.source = "s3://bucket/sweep/0"
+    assert told_apart(far, same) == ("sweep/0", "low/0")
 
 
 def test_comparing_says_what_is_missing(runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
