@@ -20,12 +20,13 @@ WORDS = 1024
 """Words that a program moves."""
 
 
-@jit_for_any("sources_ptr", "targets_ptr")
+@jit_for_any("sources_ptr", "targets_ptr", "source_blocks", "target_blocks")
 def move_blocks_kernel(
-    source_ptr: Arg, target_ptr: Arg, sources_ptr: Arg, targets_ptr: Arg, block_words: Arg, source_stride_p: Arg, target_stride_p: Arg,
+    source_ptr: Arg, target_ptr: Arg, sources_ptr: Arg, targets_ptr: Arg, block_words: Arg, source_blocks: Arg, target_blocks: Arg,
     HAS_SOURCES: tl.constexpr, HAS_TARGETS: tl.constexpr, WORDS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One program: WORDS words of one block of one plane. Without ids, block i of that side is the i-th."""
+    """One program: WORDS words of one block of one plane. Without ids, block i of that side is the i-th. `source_blocks` and
+    `target_blocks` are those of a plane: any number, which block_words then makes a multiple of 16 where it is one."""
     pair = tl.program_id(0)
     plane = tl.program_id(2).to(tl.int64)
     if HAS_SOURCES:
@@ -38,8 +39,8 @@ def move_blocks_kernel(
         target = pair.to(tl.int64)
     words = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     mask = words < block_words
-    moved = tl.load(source_ptr + plane * source_stride_p + source * block_words + words, mask=mask)
-    tl.store(target_ptr + plane * target_stride_p + target * block_words + words, moved, mask=mask)
+    moved = tl.load(source_ptr + (plane * source_blocks + source) * block_words + words, mask=mask)
+    tl.store(target_ptr + (plane * target_blocks + target) * block_words + words, moved, mask=mask)
 
 
 def gather_blocks(cache_LXN: torch.Tensor, block_ids: list[int]) -> torch.Tensor:
@@ -83,14 +84,14 @@ def launch(source: torch.Tensor, target: torch.Tensor, sources: torch.Tensor | N
     require_device(target)
     if not (source.is_contiguous() and target.is_contiguous()):
         raise ValueError("blocks are moved between contiguous tensors only")
-    num_planes = source.shape[0] * source.shape[1]
+    num_planes, source_blocks, target_blocks = source.shape[0] * source.shape[1], source.shape[2], target.shape[2]
     block_bytes = source.shape[3:].numel() * source.dtype.itemsize
     word = torch.int32 if block_bytes % 4 == 0 and source.data_ptr() % 4 == 0 and target.data_ptr() % 4 == 0 else torch.uint8
     source, target = source.view(-1).view(word), target.view(-1).view(word)
     block_words = block_bytes // word.itemsize
     args = {"source_ptr": source, "target_ptr": target, "sources_ptr": source if sources is None else sources,
             "targets_ptr": target if targets is None else targets, "block_words": block_words,
-            "source_stride_p": source.numel() // num_planes, "target_stride_p": target.numel() // num_planes}  # fmt: skip
+            "source_blocks": source_blocks, "target_blocks": target_blocks}  # fmt: skip
     constexprs = {"HAS_SOURCES": sources is not None, "HAS_TARGETS": targets is not None, "WORDS": WORDS}
     return Launch(move_blocks_kernel, (count, -(-block_words // WORDS), num_planes), args, constexprs, LaunchConfig(16, 4, 1))
 
