@@ -198,7 +198,7 @@ def _end_of_sweep(code: int, refused: bool) -> int:
 
 def _code_of(runs: Runs) -> int:
     """What a sweep's runs came to, read from their folders: launchers may have run them in other processes."""
-    failed = [run for run in runs if run.state != "finished"]
+    failed = [run for run in runs if run.state not in ("finished", "pruned")]
     kinds: list[type] = [UserError, *UserError.__subclasses__()]
     names = {kind.__name__ for kind in kinds}
     by_user = [run for run in failed if (run.status.get("error") or {}).get("type") in names]

@@ -250,7 +250,7 @@ def log_to_mlflow(run: Run, tracking_uri: str | None = None, experiment: str = "
         for path in sorted(run.folder.iterdir()) if run.folder is not None else ():
             if path.is_file() and not path.name.startswith("."):
                 client.log_artifact(run_id, str(path))
-        client.set_terminated(run_id, "FINISHED" if run.state == "finished" else "FAILED")
+        client.set_terminated(run_id, {"finished": "FINISHED", "pruned": "KILLED"}.get(run.state, "FAILED"))
     except mlflow.exceptions.MlflowException as error:
         raise UserError(f"MLflow at {tracking_uri or mlflow.get_tracking_uri()} refused: {str(error).splitlines()[0]}") from error
     return run_id

@@ -1,4 +1,4 @@
-"""Ends a run that can't come out well any more: a listener of the engine, used by `kvlab.search`."""
+"""Ends a run that can't come out well any more: a listener of the engine, used by `kvlab.search`. The run's folder says "pruned"."""
 
 from __future__ import annotations
 

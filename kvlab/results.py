@@ -30,8 +30,9 @@ class Run:
     Attributes:
         name: short name, unique among runs loaded together. folder: None for a run that was kept in memory.
         config: the resolved configuration. summary: figures (see `kvlab.trace.summary.FIGURES`).
-        status: how it went: `state` is "finished", "failed", "interrupted", "running", "killed" (it says running, but its process
-            is gone), "partial" (records without a status), "empty" or "foreign" (not a run's folder).
+        status: how it went: `state` is "finished", "failed", "interrupted", "pruned" (a search ended it early: neither a result nor a
+            failure), "running", "killed" (it says running, but its process is gone), "partial" (records without a status), "empty" or
+            "foreign" (not a run's folder).
         env: versions, device, git commit. notes: what was odd when it was read. source: the address it was copied from, if it was.
     """
 
@@ -66,9 +67,12 @@ class Run:
 
     @property
     def error(self) -> str | None:
-        """Type and message of what ended a failed run, else None; `status["error"]["traceback"]` has the traceback's end."""
+        """Type and message of what ended a failed run, of a pruned one the reason, else None; `status["error"]["traceback"]` has the
+        traceback's end."""
         error = self.status.get("error")
-        return f"{error.get('type')}: {error.get('message')}".removesuffix(": ") if isinstance(error, Mapping) else None
+        if not isinstance(error, Mapping):
+            return None
+        return str(error.get("message")) if self.state == "pruned" else f"{error.get('type')}: {error.get('message')}".removesuffix(": ")
 
     def steps(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """One row a step (`kvlab.trace.schema.STEPS`); empty where none was recorded. `columns`: only these are read."""
@@ -203,7 +207,7 @@ class Runs:
         return pd.DataFrame(rows, columns=columns)
 
     def finished(self) -> Runs:
-        """Those that ended well."""
+        """Those that ended well; pruned ones are none of them."""
         return Runs(run for run in self._runs if run.state == "finished")
 
     def pareto(self, *objectives: str, refusing: bool = False) -> pd.DataFrame:

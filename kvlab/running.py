@@ -27,6 +27,7 @@ from kvlab.policies.base import BlockSizingPolicy
 from kvlab.policies.registry import SEAMS as CONTRACTS
 from kvlab.policies.registry import seam_of
 from kvlab.progress import Progress
+from kvlab.pruning import Hopeless
 from kvlab.results import Run
 from kvlab.shared import local_only
 from kvlab.trace import RecordConfig, Recorder, RunFolder, summarize
@@ -115,6 +116,10 @@ def run(
             out.finish(summary)
             counts = [f"{summary[f'num_{what}']} {what}" for what in ("requests", "steps") if summary[f"num_{what}"] is not None]
             _log.info("finished: %s", ", ".join(counts) or "nothing counted, as neither steps nor requests were recorded")
+        except Hopeless as why:
+            _log.info("pruned: %s", why)
+            out.prune(why, _what_there_is(recorder, plain["record"]))
+            raise
         except BaseException as error:
             _blame(error)
             _log.info("ended by %s: %s", type(error).__name__, error, exc_info=not isinstance(error, UserError))

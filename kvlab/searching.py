@@ -91,7 +91,8 @@ def search(
     """Look for the configurations that no other beats: `kvlab.search({"eviction": ["lru", "sieve"], "num_blocks": (64, 512)})`.
 
     Optuna's multi-objective TPE sampler proposes; a trial that refuses requests, or whose combination can't work, is pruned with its
-    reason; one that a finished trial beats in every objective whatever it still does is ended early (`kvlab.pruning`).
+    reason; one that a finished trial beats in every objective whatever it still does is ended early (`kvlab.pruning`), and its run's
+    status is "pruned".
 
     Args:
         space: key -> list of choices, or (low, high) or (low, high, "log"). overrides: what all trials share.

@@ -82,24 +82,25 @@ def run_table(run: Run) -> str:
 
 
 def sweep_table(source: Path | Runs) -> tuple[str, int]:
-    """(text, runs not finished): one line a run with what differs and the main figures, then why runs failed."""
+    """(text, runs that failed): one line a run with what differs and the main figures, then why runs failed or were pruned."""
     runs = source if isinstance(source, Runs) else load_runs(source)
     rows = [run.row() for run in runs]
     varied = _varied_columns(rows, runs)
     figures = [f for f in SWEEP_FIGURES if f.key != "num_refused" or any(row.get(f.key) for row in rows)]
     header = ["run", *varied, *(f.label for f in figures)]
     cells = [[str(row["run"]), *(_plain(row.get(c)) for c in varied), *(_shown(row.get(f.key), f) for f in figures)] for row in rows]
-    failed = [run for run in runs if run.state != "finished"]
-    notes = [line for run in failed for line in _failure(run)]
-    summary = f"{len(runs) - len(failed)} of {len(runs)} runs finished."
-    return "\n".join([text_table(header, cells), summary, *notes]), len(failed)
+    ended = [run for run in runs if run.state != "finished"]
+    num_pruned = sum(run.state == "pruned" for run in ended)
+    notes = [line for run in ended for line in _failure(run)]
+    summary = f"{len(runs) - len(ended)} of {len(runs)} runs finished{f', {num_pruned} pruned' if num_pruned else ''}."
+    return "\n".join([text_table(header, cells), summary, *notes]), len(ended) - num_pruned
 
 
 TRACEBACK_SHOWN = 3
 
 
 def _failure(run: Run) -> list[str]:
-    """Why a run failed: its error and, where that is not the user's, the end of its traceback."""
+    """Why a run failed or was pruned: its error and, where that is not the user's, the end of its traceback."""
     error = run.status.get("error") or {}
     label = str(run.status.get("name") or "")
     why = run.error or ""

@@ -9,7 +9,11 @@ import pandas as pd
 import pytest
 from trace_examples import OUTCOMES, REQUESTS, STATS, plan
 
+from kvlab.experiment import FAILED, OK, _code_of
+from kvlab.explaining import explain
+from kvlab.objectives import kept_off
 from kvlab.results import Run, Runs, load_runs
+from kvlab.tables import sweep_table
 from kvlab.trace import Recorder, RunFolder, summarize
 from kvlab.types import UserError
 
@@ -43,6 +47,8 @@ def make(path, block_size=8, eviction="lru", until="finished") -> RunFolder:
             raise RuntimeError("the pool is gone")
         except RuntimeError as error:
             folder.fail(error)
+    elif until == "pruned":
+        folder.prune(RuntimeError("run 3 is better"), summarize(recorder.steps(), recorder.requests()))
     elif until == "finished":
         folder.finish(summarize(recorder.steps(), recorder.requests()))
     return folder
@@ -121,6 +127,26 @@ def test_every_kind_of_folder_is_a_row_and_none_an_error(tmp_path):
     assert len(runs.steps()) == 3 * 5  # finished, failed, killed, running, partial
     assert math.isnan(frame["block_size"]["5-empty"])
     assert [r.name for r in runs.finished()] == ["0-finished"]
+
+
+def test_a_pruned_run_is_neither_finished_nor_failed(tmp_path):
+    make(tmp_path / "0")
+    make(tmp_path / "1", until="pruned")
+    make(tmp_path / "2", until="failed")
+    runs = load_runs(tmp_path)
+    assert list(runs.frame["status"]) == ["finished", "pruned", "failed"]
+    assert runs.frame["notes"][1] == "run 3 is better"
+    assert (runs[1].error, runs[2].error) == ("run 3 is better", "RuntimeError: the pool is gone")
+    assert [run.name for run in runs.finished()] == ["0"]
+    assert list(runs.pareto("num_steps", refusing=True)["run"]) == ["0"]
+    assert runs.aggregate(by="block_size")["n"].tolist() == [1]
+    assert list(kept_off(runs.frame, refusing=True)) == ["", "pruned", "failed"]
+    text, num_failed = sweep_table(runs)
+    assert num_failed == 1
+    assert "1 of 3 runs finished, 1 pruned.\n1: pruned: run 3 is better\n2: failed: RuntimeError: the pool is gone" in text
+    assert _code_of(Runs([Run("0"), runs[1]])) == OK
+    assert _code_of(Runs([Run("0"), runs[2]])) == FAILED
+    assert "The run is pruned (run 3 is better); this is what it had recorded." in explain(runs[1]).text
 
 
 def test_sweeps_in_folders_of_folders_and_natural_order(tmp_path):

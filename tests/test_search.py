@@ -174,7 +174,9 @@ def test_a_hopeless_trial_is_ended_in_the_middle_and_the_study_goes_on(tmp_path:
     assert found.trials["state"].tolist() == ["finished", "pruned"] * 3
     took_s = found.runs[0].summary["duration_s"]
     for run, reason in list(zip(found.runs, found.trials["reason"], strict=True))[1::2]:
-        assert run.state == "failed"
+        assert run.state == "pruned"
+        assert json.loads((run.folder / "status.json").read_text())["state"] == "pruned"
+        assert run.error == reason
         assert "run 0 is as good in all of them, and better in one" in reason
         elapsed_s = run.steps()["end_s"] - run.requests()["arrival_s"].min()
         assert elapsed_s.iloc[-2] <= took_s < elapsed_s.iloc[-1]

@@ -73,6 +73,16 @@ def test_life_of_a_run_that_ends_badly(tmp_path, error, state):
     assert read(folder, "summary.json") == {"num_steps": 3}
 
 
+def test_a_run_that_was_ended_early_on_purpose_is_pruned(tmp_path):
+    folder = RunFolder.create(tmp_path / "run")
+    folder.start("{}")
+    folder.prune(ValueError("run 3 is better"), {"num_steps": 3})
+    status = read(folder, "status.json")
+    assert status["state"] == "pruned"
+    assert status["error"] == {"type": "ValueError", "message": "run 3 is better", "traceback": ""}
+    assert read(folder, "summary.json") == {"num_steps": 3}
+
+
 def test_an_interrupt_after_the_end_leaves_the_result(tmp_path):
     out = RunFolder.create(tmp_path / "run")
     out.start("a: 1\n")

@@ -31,8 +31,9 @@ MARK = ".kvlab-run"
 class RunFolder:
     """Writes the small files of one run.
 
-    `status.json`: state ("running", "finished", "failed", "interrupted"), start and end (UTC), process, and on failure the error
-    with the end of its traceback. `config.yaml`, `env.json`, `summary.json`, `run.log` beside it; the recorder adds the tables.
+    `status.json`: state ("running", "finished", "failed", "interrupted", "pruned"), start and end (UTC), process, and on failure the
+    error with the end of its traceback. A pruned run was ended early on purpose (`kvlab.pruning`): neither a result nor a failure.
+    `config.yaml`, `env.json`, `summary.json`, `run.log` beside it; the recorder adds the tables.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,6 +76,10 @@ class RunFolder:
         write_json(self.path / "summary.json", summary)
         self._end("finished", None)
 
+    def prune(self, why: BaseException, summary: dict[str, Any] | None = None) -> None:
+        """Write the status "pruned" with the reason, and what can be summed up so far; as `fail` does."""
+        self._fail("pruned", why, summary, traceback_lines=0)
+
     def fail(self, error: BaseException, summary: dict[str, Any] | None = None) -> None:
         """Write the status "failed" ("interrupted" for KeyboardInterrupt) with the error, and what can be summed up so far.
 
@@ -82,11 +87,14 @@ class RunFolder:
         """
         if self._says_finished():  # Ctrl-C after the last word: the result stays one
             return
-        lines = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
+        self._fail("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error, summary, TRACEBACK_LINES)
+
+    def _fail(self, state: str, error: BaseException, summary: dict[str, Any] | None, traceback_lines: int) -> None:
+        lines = "".join(traceback.format_exception(error)).splitlines()[-traceback_lines:] if traceback_lines else []
         message = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", ())]))
         described = {"type": type(error).__name__, "message": message, "traceback": "\n".join(lines)}
         try:
-            self._end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", described)  # first: the disk may be full
+            self._end(state, described)  # first: the disk may be full
             if summary is not None:
                 write_json(self.path / "summary.json", summary)
         except UserError as disk:
