@@ -41,6 +41,9 @@ KNOBS = {
 }  # fmt: skip
 """What to turn where a limit holds."""
 
+PAGED = "kvlab.policies.layout.paged.Paged"
+"""The layout without regions."""
+
 OFF = "kvlab.policies.prefix_cache.none.NoCache"
 """The policy of a run without a prefix cache."""
 
@@ -171,6 +174,7 @@ class _Reader:
         if not nothing_served(self.requests):
             self.sentences += [f"{text}." for text in self.unserved]
         self._refused()
+        self._cut_short()
 
     def _refused(self) -> None:
         """Those that a larger pool would have served."""
@@ -181,6 +185,28 @@ class _Reader:
         num = int(refused["detail"].fillna("").astype(str).str.contains("num_blocks").sum())
         if num:
             self.advice.append(Advice(KNOBS[BLOCKS], f"{num:,} requests that were refused can never fit without", num / len(self.requests)))
+
+    def _cut_short(self) -> None:
+        """Those that had the whole pool to themselves and outgrew it: one block more is the least, room for max_model_len always does."""
+        cut = self.requests[self.requests["finish_reason"] == "kv_capacity"]
+        if cut.empty:
+            return
+        self._row("ended out of KV space", len(cut), "requests", "finish_reason")
+        self._row("longest of them", (cut["num_prompt_tokens"] + cut["num_output_tokens"]).max(), "tokens, all its sequences",
+                  "num_prompt_tokens, num_output_tokens")  # fmt: skip
+        size, longest = self.config.get("block_size"), self.config.get("max_model_len")
+        pool = int(self.steps["kv_blocks_total"].max()) if len(self.steps) else 0
+        said = [f"{len(cut):,} request{'s' if len(cut) > 1 else ''} that ended early would have gone on"]
+        if pool:
+            self._row("blocks that the next token of any takes at least", pool + 1, "blocks", "kv_blocks_total")
+            said.append(f"at least {pool + 1:,} blocks (the pool has {pool:,})")
+        num_seqs = int(cut["output_finish_reasons"].map(len).max())
+        enough = num_seqs * -(-longest // size) if _is_whole(size) and _is_whole(longest) else 0
+        if enough > pool and self.config.get("layout", {}).get("_target_", PAGED) == PAGED:
+            self._row("blocks in which all of them can end", enough, "blocks", "max_model_len, block_size, output_finish_reasons")
+            each = f"{num_seqs} sequences of {longest:,}" if num_seqs > 1 else f"{longest:,}"
+            said.append(f"{enough:,} hold whatever they may become (max_model_len: {each} tokens)")
+        self.advice.append(Advice(f"{KNOBS[BLOCKS]}, or a limit on the output", "; ".join(said), len(cut) / len(self.requests)))
 
     # ------------------------------------------------------------------- time
 

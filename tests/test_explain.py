@@ -8,6 +8,7 @@ import pytest
 from trace_examples import BLOCKS, OUTCOMES, REQUESTS, STATS, plan, request, stats
 
 import kvlab
+from kvlab.explaining import Advice
 from kvlab.results import Run
 from kvlab.trace import RecordConfig, Recorder
 from kvlab.types import BlockEvent, UserError
@@ -91,6 +92,35 @@ def test_requests_that_were_not_served_are_told_and_nothing_contradicts_it(tmp_p
     nothing = kvlab.explain(made((), REQUESTS[3:]))
     assert nothing.text.startswith("Nothing was served in this run: 1 of 1 requests were refused")
     assert "more load could be taken" in kvlab.explain(made(records=REQUESTS[:2])).text
+
+
+def outgrown(found) -> Advice:
+    return next(a for a in found.advice if a.knob == "more KV blocks (num_blocks or kv_cache_tokens), or a limit on the output")
+
+
+def test_requests_that_outgrew_the_pool_are_told_how_many_blocks_would_have_done(tmp_path):
+    """Three blocks of 16 hold 48 tokens: prompts of 20 end when their 49th token, the 29th of the output, is there to be computed."""
+    run = served(tmp_path, AT_ONCE, "workload.num_requests=4", "workload.prompt_len=20", "num_blocks=3", "max_model_len=500",
+                 "workload.output_len={kind: uniform, min: 10, max: 100}")  # fmt: skip
+    cut = run.requests()[run.requests()["finish_reason"] == "kv_capacity"]
+    assert list(cut["num_output_tokens"]) == [29] * 3
+    found = kvlab.explain(run)
+    advice = outgrown(found)
+    assert advice.gain == ("3 requests that ended early would have gone on; at least 4 blocks (the pool has 3); "
+                           "32 hold whatever they may become (max_model_len: 500 tokens)")  # fmt: skip
+    assert advice.share == 0.75
+    assert value(found, "ended out of KV space") == 3
+    assert value(found, "longest of them") == 49
+    assert value(found, "blocks that the next token of any takes at least") == 4
+    assert value(found, "blocks in which all of them can end") == 32
+    pair = request("p", 0.0, (1.0,), reason="kv_capacity", outputs=(((1,), "kv_capacity"), ((2,), "kv_capacity")))
+    by_hand = kvlab.explain(made(STATS[:1], (pair, *REQUESTS[:1]), block_size=16, max_model_len=90))
+    assert outgrown(by_hand).gain == ("1 request that ended early would have gone on; at least 11 blocks (the pool has 10); "
+                                      "12 hold whatever they may become (max_model_len: 2 sequences of 90 tokens)")  # fmt: skip
+    unknown = kvlab.explain(made((), (pair, *REQUESTS[:1])))
+    assert outgrown(unknown).gain == "1 request that ended early would have gone on"
+    regions = kvlab.explain(made(STATS[:1], (pair,), block_size=16, max_model_len=90, layout={"_target_": "x.Regions"}))
+    assert outgrown(regions).gain.endswith("at least 11 blocks (the pool has 10)")
 
 
 def test_shares_of_the_time_by_hand():
