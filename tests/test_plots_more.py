@@ -89,7 +89,13 @@ def test_long_curves_are_thinned_in_the_logarithm_with_both_ends():
 
 
 def test_heat_map_shows_hit_rates_and_colours_the_gap_to_belady():
-    cells = plots.policy_by_capacity(replays()).data[0]
+    fig = plots.policy_by_capacity(replays())
+    cells = fig.data[0]
+    assert fig.layout.yaxis.title.text == "eviction policy"
+    assert fig.layout.xaxis.title.text == "capacity (blocks; semantics access)"
+    assert fig.layout.title.text == "Block hit rate, any block (%): t"  # which of the hit rates stands in its cells
+    assert plots.policy_by_capacity(replays(), title="mine").layout.title.text == "mine"
+    assert plots.miss_ratio_curve(replays()).layout.yaxis.title.text == "miss ratio<br>(1 − block hit rate, any block)"
     assert list(cells.y) == ["belady", "lru", "fifo"] or list(cells.y) == ["belady", "fifo", "lru"]
     row = list(cells.y).index("lru")
     assert list(cells.customdata[row]) == pytest.approx([10, 40])

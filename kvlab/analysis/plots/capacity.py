@@ -12,11 +12,11 @@ from kvlab.analysis.template import BLACK, figure, line_style, need, nothing, pl
 from kvlab.types import UserError, unknown_name
 
 RATES = {
-    "block_hit_rate_any": "blocks, wherever they stand", "block_hit_rate_prefix": "blocks, unbroken prefix",
-    "token_hit_rate_prefix": "prompt tokens, unbroken prefix", "request_hit_rate_any": "mean over requests, any block",
-    "request_hit_rate_prefix": "mean over requests, unbroken prefix",
+    "block_hit_rate_any": "block hit rate, any block", "block_hit_rate_prefix": "block hit rate, unbroken prefix",
+    "token_hit_rate_prefix": "prompt token hit rate, unbroken prefix", "request_hit_rate_any": "mean request hit rate, any block",
+    "request_hit_rate_prefix": "mean request hit rate, unbroken prefix",
 }  # fmt: skip
-"""Hit rates of a replay's row, and what each is a share of."""
+"""Hit rates of a replay's row in words: of what, and which blocks count as found."""
 
 OFFLINE = "belady"
 MAX_CURVE_POINTS = 400
@@ -54,7 +54,7 @@ def miss_ratio_curve(frame: pd.DataFrame, rate: str = "block_hit_rate_any", titl
         )  # fmt: skip
     fig.update_xaxes(title_text=f"capacity (blocks; semantics {semantics})")
     fig.update_xaxes(type="log", dtick=1, tickformat=",d", minor={"dtick": "D1", "ticks": "outside"})
-    return fig.update_yaxes(title_text=f"miss ratio<br>({RATES[rate]})", rangemode="tozero")
+    return fig.update_yaxes(title_text=f"miss ratio<br>(1 − {RATES[rate]})", rangemode="tozero")
 
 
 @plot
@@ -66,7 +66,8 @@ def policy_by_capacity(frame: pd.DataFrame, rate: str = "block_hit_rate_any", ti
     """
     replays = _checked(frame, rate)
     trace, semantics = _only(replays, "trace"), _only(replays, "semantics")
-    heading = title or f"Hit rate (%): {_stem(trace)}"
+    words = RATES[rate]
+    heading = title or f"{words[0].upper()}{words[1:]} (%): {_stem(trace)}"
     if replays.empty:
         return nothing(figure(heading, 300), f"no replay has a {rate}")
     table = 100 * replays.pivot_table(index="policy", columns="capacity_blocks", values=rate, aggfunc="mean")
@@ -85,7 +86,7 @@ def policy_by_capacity(frame: pd.DataFrame, rate: str = "block_hit_rate_any", ti
     )  # fmt: skip
     fig.update_layout(hovermode="closest", margin_t=48)
     fig.update_xaxes(title_text=f"capacity (blocks; semantics {semantics})", type="category", showgrid=False)
-    return fig.update_yaxes(title_text=f"policy ({RATES[rate]})", autorange="reversed", type="category", showgrid=False, dtick=1)
+    return fig.update_yaxes(title_text="eviction policy", autorange="reversed", type="category", showgrid=False, dtick=1)
 
 
 def _checked(frame: pd.DataFrame, rate: str) -> pd.DataFrame:
