@@ -1,4 +1,4 @@
-"""What happened in a run, in words: `kvlab.explain(run)` says what limited it, what was lost, and which knob to turn.
+"""What happened in a run, in words: `kvlab.explain(run)` says what limited it, what was lost, and which knob to turn (`kvlab.advising`).
 
 Every statement follows from recorded columns, and a gain is an upper bound: what would be saved if nothing else changed. What a run did
 not record is said to be unknown.
@@ -6,21 +6,22 @@ not record is said to be unknown.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 import pandas as pd
 
+from kvlab import advising
+from kvlab.advising import ARRIVALS, BATCH, BLOCKS, KNOBS, OTHER, QUEUES, TOKENS, WORTH, percent, seconds
+from kvlab.advising import Advice as Advice
 from kvlab.endings import nothing_served, unserved
+from kvlab.explanation import Explanation as Explanation
 from kvlab.results import Run
 from kvlab.sharing import Bound, evicted_too_early, unlimited
 from kvlab.types import UserError
 
-BLOCKS, BATCH, TOKENS, ARRIVALS, QUEUES, OTHER = "blocks", "batch", "tokens", "arrivals", "batching", "admission"
 LIMITS = {
     BLOCKS: "the KV blocks were short", BATCH: "the batch was full", TOKENS: "the token budget of a step was spent",
     ARRIVALS: "nobody was kept waiting", QUEUES: "the batching policy did not serve the queue",
@@ -35,68 +36,11 @@ _BY = {
 }  # fmt: skip
 """`admission_blocked_by` -> limit. Words of other admission policies are the limit "admission"."""
 
-KNOBS = {
-    BLOCKS: "more KV blocks (num_blocks or kv_cache_tokens)", BATCH: "raise max_num_seqs", TOKENS: "raise max_num_batched_tokens",
-    QUEUES: "another batching policy (chunked serves both queues in a step)", OTHER: "a less strict admission policy",
-}  # fmt: skip
-"""What to turn where a limit holds."""
-
 PAGED = "kvlab.policies.layout.paged.Paged"
 """The layout without regions."""
 
 OFF = "kvlab.policies.prefix_cache.none.NoCache"
 """The policy of a run without a prefix cache."""
-
-WORTH = 0.01
-"""Advice whose gain is below this share is not given."""
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A knob to turn. `gain`: at most so much, in words; `share`: the same as a share of the run, for ranking."""
-
-    knob: str
-    gain: str
-    share: float
-
-    def __str__(self) -> str:
-        return f"{self.knob}: {self.gain}"
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What `explain` found. Prints as text, shows as HTML in a notebook.
-
-    Attributes:
-        name: the run's. limit: what limited most of its time, a key of `LIMITS`; None where no step that took time was recorded.
-        shares: limit -> share of the run's time, adds up to 1. sentences: the paragraph. advice: knobs, the largest possible gain first.
-        table: `subject`, `value`, `unit`, `from` (the columns that the value was taken from).
-    """
-
-    name: str
-    limit: str | None
-    shares: Mapping[str, float]
-    sentences: tuple[str, ...]
-    advice: tuple[Advice, ...]
-    table: pd.DataFrame
-
-    @property
-    def text(self) -> str:
-        """The paragraph, then the advice, a line each."""
-        lines = [" ".join(self.sentences), *(f"- {advice}" for advice in self.advice)]
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        table = self.table.to_string(index=False, na_rep="unknown") if len(self.table) else ""
-        return f"{self.text}\n\n{table}".rstrip()
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        items = "".join(f"<li>{html.escape(str(advice))}</li>" for advice in self.advice)
-        table = _table_html(self.table) if len(self.table) else ""
-        words = f"<p><b>{html.escape(self.name)}</b>. {html.escape(' '.join(self.sentences))}</p>"
-        return words + (f"<ul>{items}</ul>" if items else "") + table
 
 
 def explain(run: Run | str | Path) -> Explanation:
@@ -168,7 +112,7 @@ class _Reader:
             self.sentences.append(f"Not everything could be read: {'; '.join(damaged)}.")
         if len(self.steps) and self.total_s > 0:
             tokens = int(self.steps["num_output_tokens"].sum())
-            took = f"{_seconds(self.total_s)} and {len(self.steps):,} steps; {tokens / self.total_s:,.1f} output tokens/s"
+            took = f"{seconds(self.total_s)} and {len(self.steps):,} steps; {tokens / self.total_s:,.1f} output tokens/s"
             self.sentences.append(f"{took}; how many requests ended, and how many were refused, is unknown ({self.no_requests})."
                                   if self.no_requests else f"{len(self.requests):,} requests ended in {took}.")  # fmt: skip
         if not nothing_served(self.requests):
@@ -183,8 +127,7 @@ class _Reader:
             return
         self._row("refused", len(refused), "requests", "finish_reason")
         num = int(refused["detail"].fillna("").astype(str).str.contains("num_blocks").sum())
-        if num:
-            self.advice.append(Advice(KNOBS[BLOCKS], f"{num:,} requests that were refused can never fit without", num / len(self.requests)))
+        self.advice += advising.for_refused(num, len(self.requests))
 
     def _cut_short(self) -> None:
         """Those that had the whole pool to themselves and outgrew it: one block more is the least, room for max_model_len always does."""
@@ -196,17 +139,17 @@ class _Reader:
                   "num_prompt_tokens, num_output_tokens")  # fmt: skip
         size, longest = self.config.get("block_size"), self.config.get("max_model_len")
         pool = int(self.steps["kv_blocks_total"].max()) if len(self.steps) else 0
-        said = [f"{len(cut):,} request{'s' if len(cut) > 1 else ''} that ended early would have gone on"]
         if pool:
             self._row("blocks that the next token of any takes at least", pool + 1, "blocks", "kv_blocks_total")
-            said.append(f"at least {pool + 1:,} blocks (the pool has {pool:,})")
         num_seqs = int(cut["output_finish_reasons"].map(len).max())
         enough = num_seqs * -(-longest // size) if _is_whole(size) and _is_whole(longest) else 0
-        if enough > pool and self.config.get("layout", {}).get("_target_", PAGED) == PAGED:
+        layout = self.config.get("layout")
+        if enough <= pool or (isinstance(layout, Mapping) and layout.get("_target_") != PAGED):
+            enough = 0
+        else:
             self._row("blocks in which all of them can end", enough, "blocks", "max_model_len, block_size, output_finish_reasons")
-            each = f"{num_seqs} sequences of {longest:,}" if num_seqs > 1 else f"{longest:,}"
-            said.append(f"{enough:,} hold whatever they may become (max_model_len: {each} tokens)")
-        self.advice.append(Advice(f"{KNOBS[BLOCKS]}, or a limit on the output", "; ".join(said), len(cut) / len(self.requests)))
+        each = f"{num_seqs} sequences of {longest:,}" if num_seqs > 1 and enough else f"{longest:,}" if enough else ""
+        self.advice += advising.for_outgrown(len(cut), len(self.requests), pool, enough, each)
 
     # ------------------------------------------------------------------- time
 
@@ -218,10 +161,10 @@ class _Reader:
         time[ARRIVALS] += idle_s
         self.shares = {limit: value / self.total_s for limit, value in time.items()}
         limit = max(LIMITS, key=lambda name: self.shares[name])
-        self.sentences.append(f"For {_percent(self.shares[limit])} of the time {LIMITS[limit]}{self._more(limit)}.")
+        self.sentences.append(f"For {percent(self.shares[limit])} of the time {LIMITS[limit]}{self._more(limit)}.")
         others = sorted(((s, name) for name, s in self.shares.items() if name != limit and s >= 0.05), reverse=True)
         if others:
-            self.sentences.append("Otherwise " + ", ".join(f"{LIMITS[name]} ({_percent(share)})" for share, name in others) + ".")
+            self.sentences.append("Otherwise " + ", ".join(f"{LIMITS[name]} ({percent(share)})" for share, name in others) + ".")
         for name, share in self.shares.items():
             if share > 0:
                 self._row(f"time while {LIMITS[name]}", 100 * share, "% of the run", "admission_blocked_by, step_ms, tokens a step")
@@ -241,7 +184,7 @@ class _Reader:
 
     def _more(self, limit: str) -> str:
         """The number behind a limit."""
-        steps, used = self.steps, _percent(self._mean("kv_cache_usage"))
+        steps, used = self.steps, percent(self._mean("kv_cache_usage"))
         if limit == BLOCKS:
             word = steps.loc[steps["admission_blocked_by"] != "", "admission_blocked_by"].mode()
             return (f": of {int(steps['kv_blocks_total'].max()):,} blocks {used} were in use; the reason was mostly {str(word.iloc[0])!r}")
@@ -253,7 +196,7 @@ class _Reader:
             idle = max(0.0, 1 - float(self.seconds.sum()) / self.total_s)
             who = "those that were" if self.unserved else "requests"
             so = "" if self.unserved or self.no_requests else ", so more load could be taken"
-            return f": {who} came no faster than they were served (idle {_percent(idle)} of the run){so}"
+            return f": {who} came no faster than they were served (idle {percent(idle)} of the run){so}"
         return ""
 
     def _turn_for_limits(self, limits: np.ndarray) -> None:
@@ -261,19 +204,15 @@ class _Reader:
         waiting = (self.steps["num_waiting_reqs"] + self.steps["num_swapped_reqs"]).to_numpy(dtype=np.float64)
         num_requests = 1 if self.no_requests else max(1, len(self.requests), int((waiting + self.steps["num_running_reqs"]).max()))
         each, mean = ("s, all requests", "of all requests together") if self.no_requests else ("s a request", "a request (mean)")
-        for limit, knob in KNOBS.items():
+        for limit in KNOBS:
             saved = float((waiting * self.seconds)[limits == limit].sum()) / num_requests
             if saved > 0:
                 self._row(f"waiting while {LIMITS[limit]}", saved, each, "num_waiting_reqs, num_swapped_reqs, step_ms")
-            if self.shares[limit] >= WORTH and saved > 0:
-                gain = f"at most {_seconds(saved)} less waiting {mean}, if steps take no longer"
-                self.advice.append(Advice(knob, gain, self.shares[limit]))
+            self.advice += advising.for_waiting(limit, self.shares[limit], saved, mean)
         held = self.steps["admission_blocked_by"].to_numpy() == "watermark"
         share = float(self.seconds[held].sum()) / self.total_s
-        if share >= WORTH:
-            reserve = int(self.steps["watermark_blocks"].max())
-            self.advice.append(Advice("lower the watermark", f"at most {reserve:,} blocks more for admission, which waited for them "
-                                      f"{_percent(share)} of the time; expect more preemptions", share))  # fmt: skip
+        if held.any():
+            self.advice += advising.for_watermark(share, int(self.steps["watermark_blocks"].max()))
 
     # ------------------------------------------------------------------ losses
 
@@ -296,14 +235,11 @@ class _Reader:
         away = self._away()
         if away is not None:
             self._row("life spent preempted or swapped out", 100 * away, "% of requests' time", "span_states")
-        spent = f"; requests spent {_percent(away)} of their life preempted or swapped out" if away is not None else (
+        spent = f"; requests spent {percent(away)} of their life preempted or swapped out" if away is not None else (
             f"; how much of their life requests spent so is unknown ({self.no_requests})" if self.no_requests else "")  # fmt: skip
-        self.sentences.append(f"{num:,} preemptions: {int(again.sum()):,} tokens ({_percent(share)} of all computed) were computed again, "
-                              f"about {_percent(time_share)} of the run's time, and {moved:,} blocks swapped{spent}.")  # fmt: skip
-        if max(share, time_share) >= WORTH:
-            gain = f"at most {_percent(share)} fewer tokens to compute, about {_percent(time_share)} of the time; fewer run at once"
-            knob = "a higher watermark, or an admission that looks ahead (expected_output, full_sequence)"
-            self.advice.append(Advice(knob, gain, time_share))
+        self.sentences.append(f"{num:,} preemptions: {int(again.sum()):,} tokens ({percent(share)} of all computed) were computed again, "
+                              f"about {percent(time_share)} of the run's time, and {moved:,} blocks swapped{spent}.")  # fmt: skip
+        self.advice += advising.for_recomputing(share, time_share)
 
     def _away(self) -> float | None:
         """Share of requests' time; None where no spans were recorded."""
@@ -323,14 +259,12 @@ class _Reader:
         of_pool = empty / (size * float(self.steps["kv_blocks_total"].max()))
         reserved = size * self._mean("kv_blocks_reserved") / (size * float(self.steps["kv_blocks_total"].max()))
         self._row("empty slots in used blocks", 100 * of_pool, "% of the pool", "internal_fragmentation_tokens, block_size")
-        self.sentences.append(f"Empty slots in used blocks were {_percent(of_pool)} of the pool.")
+        self.sentences.append(f"Empty slots in used blocks were {percent(of_pool)} of the pool.")
         if reserved >= WORTH:
             self._row("of them in blocks reserved by the layout", 100 * reserved, "% of the pool", "kv_blocks_reserved")
-            self.advice.append(Advice("layout=paged", f"at most {_percent(reserved)} of the pool more for tokens: the layout reserves it",
-                                      reserved * self.shares[BLOCKS]))  # fmt: skip
-        elif of_pool >= WORTH and self.shares[BLOCKS] >= WORTH and size > 1:
-            gain = f"at most {_percent(of_pool)} of the pool more for tokens"
-            self.advice.append(Advice("a smaller block_size", gain, of_pool * self.shares[BLOCKS]))
+            self.advice += advising.for_reserved(reserved, self.shares[BLOCKS])
+        else:
+            self.advice += advising.for_partly_filled(of_pool, self.shares[BLOCKS], size)
 
     def _sharing(self) -> None:
         queries, hits = int(self.steps["prefix_cache_queries"].sum()), int(self.steps["prefix_cache_hits"].sum())
@@ -343,8 +277,8 @@ class _Reader:
         lost = self._not_in_full_blocks(queries)
         found, source = (np.nan, why) if bound is None else (bound.possible / bound.asked, "block events: publish")
         self._row("an unlimited cache would have found", 100 * found, "% of prompt tokens", source)
-        of = "" if bound is None else f" (an unlimited one would have found {_percent(found)})"
-        self.sentences.append(f"{_percent(hits / queries)} of the prompt tokens came from the prefix cache{of}; {lost}; "
+        of = "" if bound is None else f" (an unlimited one would have found {percent(found)})"
+        self.sentences.append(f"{percent(hits / queries)} of the prompt tokens came from the prefix cache{of}; {lost}; "
                               f"{self._missed(bound, why, queries)}.")  # fmt: skip
 
     def _without_cache(self) -> bool:
@@ -357,8 +291,7 @@ class _Reader:
         else:
             return False
         self.sentences.append(f"{what}; what one would have found is unknown.")
-        gain = "prompt tokens that requests share need not be computed again; how many they share is unknown without one"
-        self.advice.append(Advice("a prefix cache (prefix_cache=hash)", gain, 0.0))
+        self.advice += advising.for_no_cache()
         return True
 
     def _not_in_full_blocks(self, queries: int) -> str:
@@ -368,11 +301,8 @@ class _Reader:
         self._row("shared, but not in full blocks", 100 * lost, "% of prompt tokens", source)
         if self.no_requests:
             return f"how many more were there, but not in full blocks, is unknown ({self.no_requests})"
-        if lost >= WORTH:
-            gain = f"at most {_percent(lost)} more of the prompt tokens from the cache"
-            knob = "a smaller block_size (or prefix_cache=radix prefix_cache.partial_block_copy=true)"
-            self.advice.append(Advice(knob, gain, lost))
-        return f"{_percent(lost)} more were there, but not in full blocks"
+        self.advice += advising.for_partial_blocks(lost)
+        return f"{percent(lost)} more were there, but not in full blocks"
 
     def _unlimited(self) -> tuple[Bound | None, str]:
         """What a cache without a limit would have found, or why that is unknown."""
@@ -393,10 +323,8 @@ class _Reader:
         again = evicted_too_early(blocks)
         share = min(again * size / queries, 1.0 if bound is None else max(0.0, bound.missed))
         self._row("evicted, then computed again", again, "blocks", "block events: evict, publish")
-        words = f"{again:,} blocks were computed again after their eviction, at most {_percent(share)} more of the prompt tokens"
-        if share >= WORTH:
-            gain = f"at most {_percent(share)} more of the prompt tokens from the cache: blocks that had been evicted"
-            self.advice.append(Advice("more KV blocks, or another eviction policy", gain, share))
+        words = f"{again:,} blocks were computed again after their eviction, at most {percent(share)} more of the prompt tokens"
+        self.advice += advising.for_evicted(share)
         if bound is None:
             return f"{words}; what an unlimited cache would have found is unknown ({why})"
         return words + self._side_by_side(bound, share) + self._too_short(bound)
@@ -406,20 +334,18 @@ class _Reader:
         rest = bound.missed - evicted
         early = min(rest, bound.alongside / bound.asked)
         said = ""
+        self.advice += advising.for_side_by_side(early)
         if early >= WORTH:
-            gain = f"at most {_percent(early)} more of the prompt tokens from the cache; fewer run at once"
-            self.advice.append(Advice("requests that begin alike one after the other (a lower max_num_seqs)", gain, early))
-            said = f"; {_percent(early)} were asked for before they had been computed, by requests side by side"
-        return said + (f"; why {_percent(rest - early)} were missed is unknown" if rest - early >= WORTH else "")
+            said = f"; {percent(early)} were asked for before they had been computed, by requests side by side"
+        return said + (f"; why {percent(rest - early)} were missed is unknown" if rest - early >= WORTH else "")
 
     def _too_short(self, bound: Bound) -> str:
         """What the policy's shortest match keeps out."""
         share = bound.too_short / bound.asked
         if share < WORTH:
             return ""
-        gain = f"at most {_percent(share)} more of the prompt tokens from the cache"
-        self.advice.append(Advice("a lower prefix_cache.min_match_tokens", gain, share))
-        return f"; {_percent(share)} more would have been in an unlimited cache, in beginnings shorter than min_match_tokens"
+        self.advice += advising.for_short_beginnings(share)
+        return f"; {percent(share)} more would have been in an unlimited cache, in beginnings shorter than min_match_tokens"
 
     def _mean(self, column: str) -> float:
         """Mean over the time in steps."""
@@ -429,26 +355,3 @@ class _Reader:
 
 def _is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _copies_parts(config: Mapping[str, Any]) -> bool:
-    policy = config.get("prefix_cache")
-    return isinstance(policy, Mapping) and bool(policy.get("partial_block_copy"))
-
-
-def _table_html(table: pd.DataFrame) -> str:
-    """Words to the left, numbers to the right with four digits."""
-    sides = {str(name): f"text-align: {'right' if name == 'value' else 'left'}" for name in table}
-    head = "".join(f'<th style="{side}">{name}</th>' for name, side in sides.items())
-    shown = table.assign(value=["unknown" if np.isnan(value) else f"{value:,.4g}" for value in table["value"]])
-    cells = [[f'<td style="{sides[name]}">{html.escape(str(cell))}</td>' for cell in shown[name]] for name in sides]
-    rows = ["".join(row) for row in zip(*cells, strict=True)]
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1e3:,.3g} ms" if value < 1 else f"{value:,.2f} s"

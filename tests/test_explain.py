@@ -8,6 +8,7 @@ import pytest
 from trace_examples import BLOCKS, OUTCOMES, REQUESTS, STATS, plan, request, stats
 
 import kvlab
+from kvlab import advising
 from kvlab.explaining import Advice
 from kvlab.results import Run
 from kvlab.trace import RecordConfig, Recorder
@@ -121,6 +122,18 @@ def test_requests_that_outgrew_the_pool_are_told_how_many_blocks_would_have_done
     assert outgrown(unknown).gain == "1 request that ended early would have gone on"
     regions = kvlab.explain(made(STATS[:1], (pair,), block_size=16, max_model_len=90, layout={"_target_": "x.Regions"}))
     assert outgrown(regions).gain.endswith("at least 11 blocks (the pool has 10)")
+
+
+def test_advice_is_given_from_a_hundredth_on_and_never_for_what_is_unknown():
+    assert advising.for_evicted(0.0099) == []
+    assert advising.for_partial_blocks(float("nan")) == []
+    assert advising.for_partial_blocks(0.123) == [Advice(
+        "a smaller block_size (or prefix_cache=radix prefix_cache.partial_block_copy=true)",
+        "at most 12 % more of the prompt tokens from the cache", 0.123)]  # fmt: skip
+    assert advising.for_partly_filled(0.2, 0.5, block_size=1) == []  # there is no smaller one
+    assert advising.for_partly_filled(0.2, 0.5, block_size=16)[0].share == pytest.approx(0.1)
+    assert advising.for_waiting("batch", 0.5, 0.25, "a request (mean)") == [
+        Advice("raise max_num_seqs", "at most 250 ms less waiting a request (mean), if steps take no longer", 0.5)]  # fmt: skip
 
 
 def test_shares_of_the_time_by_hand():
