@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -118,7 +119,8 @@ class _CudaGraph:
             work()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
+        # thread_local: what other threads ask of the device meanwhile (NCCL's watchdog looks at its events) spoils no recording.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.output = work()
 
     def replay(self) -> None:
@@ -135,7 +137,8 @@ class CudaStreams:
         self._compute = torch.cuda.current_stream(device)
         self._move = torch.cuda.Stream(device)
         self._record = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs = WeakSet[_CudaGraph]()
+        self._pool: Any = None
 
     def mark(self) -> _Event:
         """An event in the current stream."""
@@ -154,8 +157,13 @@ class CudaStreams:
         self._compute.wait_event(mark.event)
 
     def captured(self, work: Callable[[], torch.Tensor]) -> _CudaGraph:
-        """Record a graph."""
-        return _CudaGraph(work, self._pool, self._record)
+        """Record a graph. Graphs that live at one time share a pool of memory; when all of one are gone the allocator may have given its
+        pool up, or be about to, and refuses the old handle."""
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = _CudaGraph(work, self._pool, self._record)
+        self._graphs.add(graph)
+        return graph
 
 
 def streams_of(device: torch.device) -> Streams:
