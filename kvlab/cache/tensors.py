@@ -49,7 +49,8 @@ class KVTensors:
 
     Args:
         dtype: storage dtype; values are rounded or quantised to it when written (kvlab.kernels.quantize).
-        num_cpu_blocks: blocks of swap space; 0 for none. Pinned memory when `device` is CUDA.
+        num_cpu_blocks: blocks of swap space; 0 for none. Ordinary memory: blocks go to and from a device through pinned buffers of
+            their own, and torch would round a pinned tier up to a power of two.
         scales: of K and V under fp8; another dtype takes 1.0 only.
 
     Attributes:
@@ -74,23 +75,22 @@ class KVTensors:
         self.block_size, self.num_kv_heads, self.head_dim = block_size, num_kv_heads, head_dim
         self.dtype, self.device = dtype, torch.device(device)
         layer_scales = _layer_scales(scales, num_layers, dtype, self.device)
-        self.gpu, self.gpu_scales = self._allocate("num_blocks", num_blocks, self.device, pinned=False)
-        self.cpu, self.cpu_scales = self._allocate("num_cpu_blocks", num_cpu_blocks, torch.device("cpu"), self.device.type == "cuda")
+        self.gpu, self.gpu_scales = self._allocate("num_blocks", num_blocks, self.device)
+        self.cpu, self.cpu_scales = self._allocate("num_cpu_blocks", num_cpu_blocks, torch.device("cpu"))
         # Views are made once: indexing a six-dimensional tensor in every layer of every step would cost more than it looks.
         by_layer = layer_scales if self.gpu_scales is None else self.gpu_scales.unbind(1)
         self._layers = [LayerCache(self.gpu[layer, 0], self.gpu[layer, 1], by_layer[0][layer], by_layer[1][layer])
                         for layer in range(num_layers)]  # fmt: skip
 
-    def _allocate(self, name: str, num_blocks: int, device: torch.device, pinned: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _allocate(self, name: str, num_blocks: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Numbers and scales."""
         shape = (self.num_layers, 2, num_blocks, self.block_size, self.num_kv_heads, self.head_dim)
         try:
             if device.type == "cpu" and num_blocks * self.block_bytes > (memory := _machine_memory()):
                 raise MemoryError(f"this machine has {memory / 2**30:.1f} GiB")  # Linux would promise it, and kill the process later
             # Zeros, not empty: the pages are touched now, so that the first steps of a run don't pay for them.
-            pinned = pinned and num_blocks > 0
-            scales = torch.zeros(shape[:-1], dtype=torch.float16, device=device, pin_memory=pinned) if self.dtype == torch.int8 else None
-            return torch.zeros(shape, dtype=self.dtype, device=device, pin_memory=pinned), scales
+            scales = torch.zeros(shape[:-1], dtype=torch.float16, device=device) if self.dtype == torch.int8 else None
+            return torch.zeros(shape, dtype=self.dtype, device=device), scales
         except (RuntimeError, MemoryError) as error:
             num_bytes = num_blocks * self.block_bytes
             raise UserError(

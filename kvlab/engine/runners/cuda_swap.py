@@ -25,7 +25,7 @@ class BlockMover:
     """Moves blocks of `kv` between its tiers.
 
     Args:
-        kv: tensors; the cpu tier is pinned where streams are real. backend: gathers and scatters on the device.
+        kv: tensors. backend: gathers and scatters on the device. streams: staging is pinned where they are real.
     """
 
     def __init__(self, kv: KVTensors, backend: Backend, streams: Streams) -> None:
