@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as w
-import numpy as np
 import plotly.graph_objects as go
 
 from kvlab.endings import unserved
 from kvlab.notebook.explorer_controls import REAL_WORKLOADS, SIMULATED_WORKLOADS, Controls, Setting
-from kvlab.notebook.explorer_plot import MAX_PINS, NOTHING, STEP_COLUMNS, Curves, Drawing, curves, curves_of, empty_figure
+from kvlab.notebook.explorer_live import Live
+from kvlab.notebook.explorer_plot import MAX_PINS, NOTHING, Curves, Drawing, curves, empty_figure
+from kvlab.notebook.explorer_plot import save_figure as save_figure
 from kvlab.notebook.parts import STYLE, CopyButton, Fit, Message, figure_widget, in_words, runs_table
 from kvlab.notebook.worker import NewestWins, Stopped, StopSignal
 from kvlab.results import Run, Runs
 from kvlab.running import run as run_config
-from kvlab.types import Outcome, Plan, RequestRecord, StepStats, UserError
-
-LIVE_EVERY_S = 0.3
+from kvlab.types import UserError
 
 
 def sweep_explorer(
@@ -158,7 +156,7 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
 
     def _decode(self, setting: Setting, stop: StopSignal) -> None:
         folder = Path("runs") / datetime.now().strftime("%Y-%m-%d/%H-%M-%S-%f")
-        live = _Live(lambda data, told: self._show_live(setting, data, told))
+        live = Live(lambda data, told: self._show_live(setting, data, told))
         try:
             self._tell("the model is being loaded ...")
             try:
@@ -291,70 +289,6 @@ class SweepExplorer(w.VBox):  # type: ignore[misc] # ipywidgets has no types
         if self.frame_view.layout.display != "none":
             known = self.frame.dropna(axis=1, how="all").set_index("run")
             self.frame_view.value = STYLE + known.T.to_html(classes="kvlab-table", border=0)
-
-
-class _Live:
-    """Listener that hands what it has so far to `show` a few times a second, without waiting for the run's folder."""
-
-    wants_block_events = False
-
-    def __init__(self, show: Callable[[Curves, str], None]) -> None:
-        self._show = show
-        self._steps: list[tuple[float, ...]] = []
-        self._arrivals: list[float] = []
-        self._times: list[tuple[float, ...]] = []
-        self._tokens = self._waiting = self._running = 0
-        self._next_s = 0.0
-
-    def told(self) -> str:
-        """How far it is, in words."""
-        took = self._steps[-1][1] - self._steps[0][0] if self._steps else 0.0
-        rate = f", {self._tokens / took:.1f} tokens/s" if took > 0 else ""
-        return f"{len(self._times)} done, {self._running} running, {self._waiting} waiting; step {len(self._steps)}, {took:.1f} s{rate}"
-
-    def on_step(self, plan: Plan, outcome: Outcome, stats: StepStats) -> None:
-        """Collect; draw when the last picture is LIVE_EVERY_S old."""
-        self._steps.append(tuple(getattr(stats, name) for name in STEP_COLUMNS))
-        self._tokens += stats.num_output_tokens
-        self._waiting, self._running = stats.num_waiting_reqs, stats.num_running_reqs
-        if time.monotonic() >= self._next_s:
-            self._show(curves_of(np.array(self._steps, dtype=np.float64), self._arrivals, self._times), self.told())
-            self._next_s = time.monotonic() + LIVE_EVERY_S
-
-    def on_request(self, record: RequestRecord) -> None:
-        """Latencies are those of requests that ended."""
-        self._arrivals.append(record.arrival_s)
-        self._times.append(record.token_times_s)
-
-    def on_block(self, event: object) -> None:
-        """Never called."""
-
-
-def save_figure(fig: go.Figure, path: Path) -> Path:
-    """Write a figure as its name's ending says; its folder is made if it isn't there.
-
-    Raises:
-        UserError: an unknown ending, no kaleido or browser for a picture, or a folder that can't be written.
-    """
-    kind = path.suffix.lower().lstrip(".")
-    if kind == "html":
-        data = fig.to_html(include_plotlyjs=True).encode()
-    elif kind == "json":
-        data = fig.to_json().encode()
-    elif kind in ("svg", "pdf", "png"):
-        try:
-            data = fig.to_image(kind)
-        except Exception as error:  # plotly raises ValueError without kaleido, kaleido many kinds without a browser
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise UserError(f"{path} can't be drawn ({first}): install kaleido and chromium, or save as .html.") from error
-    else:
-        raise UserError(f"{path}: figures are saved as .html, .json, .svg, .pdf or .png.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    except OSError as error:
-        raise UserError(f"{path} can't be written: {error.strerror or error}. Give another path: save(path).") from error
-    return path
 
 
 def _button(text: str, action: Callable[[], Any], tooltip: str, icon: str = "", style: str = "") -> w.Button:

@@ -1,12 +1,13 @@
 """The explorer's picture: four panels whose traces are made once and then only change, so that nothing flickers.
 
 Pool over time, output tokens a second, time to the first token and time between tokens as cumulative shares of requests and tokens.
-The run of the moment is drawn full, pinned ones as thin lines behind it.
+The run of the moment is drawn full, pinned ones as thin lines behind it. `save_figure` writes it to a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlab.analysis.template import BLACK, BLUE, GREEN, INK, ORANGE, PURPLE, SKY, TEMPLATE, VERMILLION, YELLOW, need
+from kvlab.types import UserError
 
 MAX_PINS = 5
 PIN_COLORS = (ORANGE, GREEN, PURPLE, BLACK, YELLOW)
@@ -183,3 +185,30 @@ def redraw(fig: Any, edits: dict[int, dict[str, Any]], layout: dict[str, Any] | 
     if any(list(edit) != names for edit in edits.values()):
         raise ValueError(f"every trace needs a value for each of {names}")
     fig.plotly_update({name: [edit[name] for edit in edits.values()] for name in names}, layout or {}, list(edits))
+
+
+def save_figure(fig: go.Figure, path: Path) -> Path:
+    """Write a figure as its name's ending says; its folder is made if it isn't there.
+
+    Raises:
+        UserError: an unknown ending, no kaleido or browser for a picture, or a folder that can't be written.
+    """
+    kind = path.suffix.lower().lstrip(".")
+    if kind == "html":
+        data = fig.to_html(include_plotlyjs=True).encode()
+    elif kind == "json":
+        data = fig.to_json().encode()
+    elif kind in ("svg", "pdf", "png"):
+        try:
+            data = fig.to_image(kind)
+        except Exception as error:  # plotly raises ValueError without kaleido, kaleido many kinds without a browser
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise UserError(f"{path} can't be drawn ({first}): install kaleido and chromium, or save as .html.") from error
+    else:
+        raise UserError(f"{path}: figures are saved as .html, .json, .svg, .pdf or .png.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as error:
+        raise UserError(f"{path} can't be written: {error.strerror or error}. Give another path: save(path).") from error
+    return path
