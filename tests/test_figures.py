@@ -472,6 +472,53 @@ def test_a_garbled_file_is_named_and_the_other_figures_go_on(
         assert "bad: ok" not in told.out
 
 
+FIGURE_CODE = """from kvlab.figures import FigureSpec
+
+def draw(results):
+    return results["p50"] if "p50" in results else [].plot()
+
+def table(results):
+    return 1 / 0
+
+def compute(values):
+    return {"cost": [][values["n"]]}
+
+FIGURE = FigureSpec(number="F6", title="", draw=draw, table=table, compute=compute)
+"""
+
+
+def test_a_slip_in_a_figures_own_code_is_named_by_its_line_and_the_other_figures_go_on(
+    copied: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = copied.path.parent
+    shutil.copytree(copied.path, root / "bad")
+    (root / "bad" / "figure.py").write_text(FIGURE_CODE.replace(", table=table, compute=compute", ""))
+    said = "figure.py, line 4 (draw): AttributeError: 'list' object has no attribute 'plot'."
+    assert main(["check", "--root", str(root)]) == 1
+    told = capsys.readouterr().out
+    assert f"bad: FAILED\n  {said}" in told
+    assert "kernel_latency: ok\n1 of 2 figures" in told
+    assert main(["draw", "--root", str(root), "--out", str(root / "out")]) == 2
+    told = capsys.readouterr()
+    assert f"kvlab.figures: bad: {said}" in told.err
+    assert told.out.startswith("kernel_latency: figure.pdf")
+
+
+def test_each_part_of_a_figures_code_that_fails_is_named(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    (tmp_path / "figure.py").write_text(FIGURE_CODE)
+    (tmp_path / "sweep.yaml").write_text("compute:\n  n: [0]\n")
+    spec = folder.spec()
+    text = "\n".join(actions.MARKERS)
+    with pytest.raises(UserError, match=r"^figure.py, line 7 \(table\): ZeroDivisionError: division by zero\.$"):
+        actions.with_table(text, spec, pd.DataFrame())
+    with pytest.raises(UserError, match=r"^figure.py, line 10 \(compute\): IndexError: list index out of range\.$"):
+        produce(folder, spec, progress=False)
+    lacking = FigureSpec(number="F6", title="", draw=lambda results: results["p50"])
+    with pytest.raises(UserError, match=r"figure.py \(draw\): the results lack 'p50'\. If they were made for another figure.py, run the"):
+        actions.drawn(lacking, pd.DataFrame())
+
+
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES])
 def test_a_full_disk_is_named_and_overwrites_nothing(copied: Folder, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     before = content(copied)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from kvlab.figures import manifest
 from kvlab.figures.producing import produce
-from kvlab.figures.spec import MANIFEST, PDF, README, RESULTS, SVG, FigureSpec, Folder, missing_package, read_text
+from kvlab.figures.spec import MANIFEST, PDF, README, RESULTS, SVG, FigureSpec, Folder, missing_package, own_code, read_text
 from kvlab.types import UserError
 
 MARKERS = ("<!-- table: made by python -m kvlab.figures -->", "<!-- end of table -->")
@@ -22,17 +22,13 @@ UNVOUCHED = "results.unvouched.parquet"
 
 
 def drawn(spec: FigureSpec, frame: pd.DataFrame) -> dict[str, bytes]:
-    """The figure's files. UserError without matplotlib, or where the results lack a column that the figure shows."""
+    """The figure's files. UserError without matplotlib, or where the figure's own code fails (the results lack a column that it shows)."""
     try:
         from kvlab.figures.style import render, style
     except ModuleNotFoundError as error:
         raise missing_package(error) from error
-    try:
-        with style():
-            return render(spec.draw(frame), spec.png)
-    except KeyError as error:
-        told = "They were made for another figure.py: run the figure again."
-        raise UserError(f"{spec.number}: the results lack {error}. {told}") from error
+    with style(), own_code("draw"):
+        return render(spec.draw(frame), spec.png)
 
 
 def with_table(text: str, spec: FigureSpec, frame: pd.DataFrame) -> str:
@@ -40,7 +36,9 @@ def with_table(text: str, spec: FigureSpec, frame: pd.DataFrame) -> str:
     if spec.table is None:
         return text
     head, tail = _around_table(text)
-    return f"{head}{MARKERS[0]}\n\n{markdown(spec.table(frame))}\n{MARKERS[1]}{tail}"
+    with own_code("table"):
+        table = markdown(spec.table(frame))
+    return f"{head}{MARKERS[0]}\n\n{table}\n{MARKERS[1]}{tail}"
 
 
 def _around_table(text: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import pandas as pd
 
 import kvlab
 from kvlab.figures.points import Point, compute_points, hydra_points, kind_of, point_configs, read_sweep
-from kvlab.figures.spec import FigureSpec, Folder
+from kvlab.figures.spec import FigureSpec, Folder, own_code
 from kvlab.progress import Progress
 from kvlab.results import Run
 from kvlab.types import UserError, unknown_name
@@ -84,7 +84,8 @@ def _served(folder: Folder, spec: FigureSpec, points: Sequence[Point], configs: 
                 shutil.rmtree(Path(scratch) / str(number))
             bar.update(number + 1, point.label)
         if spec.collect is not None:
-            frames = [spec.collect(runs)]
+            with own_code("collect"):
+                frames = [spec.collect(runs)]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -102,7 +103,8 @@ def _run(config: dict[str, Any], folder: Path, point: Point) -> Run:
 
 def _rows(spec: FigureSpec, point: Point, run: Run) -> pd.DataFrame:
     """A run's row (its swept values, then what is kept and measured), or its rows."""
-    measured = spec.measure(run) if spec.measure is not None else {}
+    with own_code(f"measure, of the run {point.label}"):
+        measured = spec.measure(run) if spec.measure is not None else {}
     if isinstance(measured, pd.DataFrame):
         for key, value in reversed(list(point.values.items())):
             measured.insert(0, key, value)
@@ -133,4 +135,5 @@ def _replayed(path: Path, options: Mapping[str, Any], only: Callable[[Mapping[st
 def _computed(path: Path, spec: FigureSpec, only: Callable[[Mapping[str, Any]], bool] | None) -> pd.DataFrame:
     if spec.compute is None:
         raise UserError(f"{path} is a compute sweep, but figure.py gives FigureSpec no compute=.")
-    return pd.DataFrame([{**values, **spec.compute(values)} for values in compute_points(path) if only is None or only(values)])
+    with own_code("compute"):
+        return pd.DataFrame([{**values, **spec.compute(values)} for values in compute_points(path) if only is None or only(values)])

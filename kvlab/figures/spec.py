@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.figures.reach import reached
-from kvlab.types import UserError, unknown_name
+from kvlab.types import KvlabError, UserError, unknown_name
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -93,6 +95,22 @@ class Folder:
         if not isinstance(found, FigureSpec):
             raise UserError(f"{path} defines no FIGURE = FigureSpec(...).")
         return found
+
+
+@contextmanager
+def own_code(what: str) -> Iterator[None]:
+    """Around a call of a figure's own code. What it raises becomes a UserError with the last line of figure.py that was reached, so that
+    one figure's slip doesn't keep the others; kvlab's errors and missing packages go through. `what`: "draw", "measure" ..."""
+    try:
+        yield
+    except (KvlabError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == SPEC]
+        place = f"{SPEC}, line {lines[-1]}" if lines else SPEC
+        told = f"the results lack {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        again = " If they were made for another figure.py, run the figure again." if isinstance(error, KeyError) else ""
+        raise UserError(f"{place} ({what}): {told}.{again}") from error
 
 
 def read_text(path: Path) -> str:
