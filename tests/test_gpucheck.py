@@ -9,17 +9,24 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 
+from kvlab.engine.runners.cuda_streams import NoStreams
+from kvlab.gpucheck import policies, timing
 from kvlab.gpucheck.correctness import attended, pairwise, relative_error, tasks_of
 from kvlab.gpucheck.pools import contiguous, make_pool
+from kvlab.gpucheck.replays import TimedReplays, beside_replays
+from kvlab.gpucheck.serving import Served
 from kvlab.gpucheck.sizes import DRY, FULL
 from kvlab.gpucheck.speed import _asked_share
+from kvlab.gpucheck.throughput import over_theirs
 from kvlab.gpucheck.timing import summary
-from kvlab.gpucheck.tokens import agreement, prompts, spec_of
+from kvlab.gpucheck.tokens import agreement, prompts, spec_of, transformers_model
 from kvlab.model.loading import load_model
 
 CPU = torch.device("cpu")
@@ -132,6 +139,83 @@ def test_random_weights_stand_in_for_a_model_that_can_not_be_fetched() -> None:
     assert loaded.tokenizer is None
     assert prompts(loaded, DRY).shape == (2, 9)
     assert float(loaded.model.embed_VE.std()) == pytest.approx(64**-0.5, rel=0.05)
+
+
+def test_transformers_keeps_its_rotary_frequencies_in_float32() -> None:
+    """The yardstick is transformers as it is meant to run: in bf16 only weights are."""
+    for name in ("", "random"):
+        loaded = load_model(spec_of(name, DRY), torch.bfloat16, CPU)
+        theirs = transformers_model(spec_of(name, DRY), loaded, torch.bfloat16, CPU)
+        assert {parameter.dtype for parameter in theirs.parameters()} == {torch.bfloat16}
+        assert {buffer.dtype for buffer in theirs.buffers()} == {torch.float32}
+        assert theirs.model.rotary_emb.inv_freq.tolist() == pytest.approx([1.0, 0.1, 0.01, 0.001], rel=1e-6)  # theta 10,000, heads of 8
+
+
+def test_throughput_is_over_their_best_batch_and_needs_one() -> None:
+    found = over_theirs(1200.0, [200.0, 300.0, 250.0])
+    assert (found.value, found.ok) == (4.0, True)
+    assert over_theirs(800.0, [200.0, 300.0]).ok is False
+    none = over_theirs(1200.0, [])
+    assert (none.value, none.ok) == (None, None)
+    assert "none of transformers' batches" in none.note
+
+
+def test_a_tie_may_turn_either_way_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three requests, one of which comes twice: the second differs where float32 was undecided, the third where it was not."""
+    gaps = {(8, 2): 0.5, (9, 1): 3.0}
+    monkeypatch.setattr(policies, "_gap", lambda loaded, ids: gaps[tuple(ids)])
+    wanted = Served([[1, 2], [2, 3], [1, 3]], 1.0, [])
+    nobody: Any = None
+    compared = policies.Compared.of(Served([[1, 2], [2, 4], [1, 4], [1, 2]], 1.0, []), wanted, nobody, [[7], [8], [9]], 1.0)
+    assert compared == (2, 1, 1, 1.0)
+    assert not compared.ok
+    assert policies.Compared(15, 1, 0, 1.0).ok
+    assert not policies.Compared(14, 2, 0, 1.0).ok
+    assert policies.Compared(30, 2, 0, 1.0).ok
+
+
+def test_a_step_beside_its_replay() -> None:
+    """Steps end at 1, 3, 6, 10 and 15 ms; the third and fourth decode both sequences, in graphs of 2 and 3.5 ms; the last only one."""
+    counts = [(2, 0, 1), (2, 1, 3), (2, 2, 6), (2, 2, 10), (1, 1, 15)]
+    steps: Any = [SimpleNamespace(num_scheduled_seqs=a, num_decode_seqs=b, end_s=1e-3 * end) for a, b, end in counts]
+    assert beside_replays(steps, [2.0, 3.5, 1.0], 2) == pytest.approx([1.0, 0.5])
+    assert beside_replays(steps, [2.0, 3.5], 2) == []  # one is missing: it is not known which
+
+
+def test_replays_are_timed_and_nothing_else() -> None:
+    streams = TimedReplays(NoStreams())
+    graph = streams.captured(lambda: torch.ones(2))
+    assert streams.milliseconds() == []
+    graph.replay()
+    graph.replay()
+    assert graph.output.tolist() == [1.0, 1.0]
+    assert len(streams.milliseconds()) == 2
+    assert min(streams.milliseconds()) >= 0
+    streams.forget()
+    assert streams.marks == []
+
+
+def test_what_is_timed_is_queued_while_the_device_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three repeats over two sets of buffers on a device that says how long each took; the host waits before and after, not between."""
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("event")
+
+        def elapsed_time(self, end: Any) -> float:
+            return 1.0
+
+    monkeypatch.setattr(timing, "WARM_S", 0.0)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("sleep"))
+    calls = [lambda: log.append("a"), lambda: log.append("b")]
+    assert timing.timed(calls, torch.device("cuda"), 3, num_warmup=1) == (1.0, 1.0, 1.0)
+    assert log == ["a", "b", "wait", "sleep", *["event", "a", "event"], *["event", "b", "event"], *["event", "a", "event"], "wait"]
 
 
 def test_times_are_medians_and_shares_grow_with_the_block() -> None:

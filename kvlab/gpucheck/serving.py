@@ -10,6 +10,7 @@ import torch
 
 from kvlab.engine import Engine, EngineConfig, PolicySet
 from kvlab.engine.runners.cuda_runner import CudaRunner
+from kvlab.engine.runners.cuda_streams import Streams
 from kvlab.kernels.triton_backend import TritonBackend
 from kvlab.model.loading import LoadedModel
 from kvlab.types import Request, SamplingParams, StepStats
@@ -28,9 +29,10 @@ class Served:
         return sum(getattr(stats, field) for stats in self.steps)
 
 
-def make_runner(loaded: LoadedModel, device: torch.device, graph_sizes: Sequence[int] | None = None) -> CudaRunner:
+def make_runner(loaded: LoadedModel, device: torch.device, graph_sizes: Sequence[int] | None = None,
+                streams: Streams | None = None) -> CudaRunner:  # fmt: skip
     """A runner on Triton kernels; decodes as CUDA graphs of these batch sizes (None: its default ones, (): none)."""
-    return CudaRunner(loaded, TritonBackend(device), graph_sizes=graph_sizes)
+    return CudaRunner(loaded, TritonBackend(device), streams, graph_sizes)
 
 
 def serve(runner: CudaRunner, dtype: torch.dtype, config: EngineConfig, policies: PolicySet, work: Sequence[Sequence[int]],

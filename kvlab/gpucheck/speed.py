@@ -81,8 +81,7 @@ def _torch_decode_ms(device: torch.device, sizes: Sizes, queries: list[torch.Ten
 
     sets = list(zip(queries, keys_values, strict=True))
     ways: dict[str, list[Callable[[], object]]] = {
-        name: [partial(attend, q, kv) for q, kv in sets]
-        for name, attend in (("query heads", as_heads), ("query rows", as_rows))
+        name: [partial(attend, q, kv) for q, kv in sets] for name, attend in (("query heads", as_heads), ("query rows", as_rows))
     }
     return _fastest(ways, device, sizes.num_repeats)
 

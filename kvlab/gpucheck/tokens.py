@@ -155,7 +155,7 @@ def forced_logits(model: Llama, backend: Backend, tokens_ST: torch.Tensor, num_p
 
 
 def transformers_model(spec: ModelSpec, loaded: LoadedModel, dtype: torch.dtype, device: torch.device) -> Any:
-    """The same model in transformers."""
+    """The same model in transformers, as `from_pretrained` gives it."""
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
     from transformers import LlamaConfig as TheirConfig
 
@@ -167,7 +167,15 @@ def transformers_model(spec: ModelSpec, loaded: LoadedModel, dtype: torch.dtype,
         theirs.load_state_dict(tiny_weights(0), strict=False)
     else:
         theirs = AutoModelForCausalLM.from_pretrained(getattr(spec, "path", None) or bundled_folder(), dtype=dtype)
-    return theirs.to(device=device, dtype=dtype).eval()
+    return in_dtype(theirs, dtype).to(device).eval()
+
+
+def in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """A model of transformers with its weights in another dtype, buffers as they are: they hold the rotary frequencies, which transformers
+    keeps in float32 and `model.to(dtype)` would round (in bf16 a position of 1,000 is then some radians off)."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def their_logits(model: Any, tokens_ST: torch.Tensor, num_prompt: int) -> torch.Tensor:
