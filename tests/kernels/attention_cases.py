@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -71,6 +72,11 @@ def _store(
     elif storage != "fp8_plain":
         scale = torch.rand(1, generator=gen) + 0.5
     return bits if storage == "bits" else bits.view(torch.float8_e4m3fn), scale
+
+
+def on_host(options: dict[str, Any]) -> dict[str, Any]:
+    """For a reference: tensors among them on the CPU."""
+    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
 
 
 def worst_row(out: torch.Tensor, expected: torch.Tensor) -> float:

@@ -1,4 +1,8 @@
-"""Fresh random inputs for the kernels' tests: their seed is logged, and KVLAB_TEST_SEED repeats it."""
+"""Fresh random inputs for the kernels' tests: their seed is logged, and KVLAB_TEST_SEED repeats it.
+
+KVLAB_TEST_DEVICE=cuda runs attention's tests compiled, on a GPU. The others are of the interpreter, and of tensors on a CPU: there
+`python -m kvlab.gpucheck` checks what the small kernels do.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+if os.environ.get("KVLAB_TEST_DEVICE", "cpu") != "cpu":
+    collect_ignore = ["test_cache_kernels.py", "test_interpreter.py", "test_small_kernels.py", "test_triton_engine.py"]
 
 SEED = int(os.environ.get("KVLAB_TEST_SEED", random.SystemRandom().randrange(2**31)))
 

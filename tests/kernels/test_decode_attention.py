@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import BLOCK_SIZES, DEVICE, DTYPES, GROUPS, HEAD_DIMS, TOLERANCE, make_paged, worst_row
+from attention_cases import BLOCK_SIZES, DEVICE, DTYPES, GROUPS, HEAD_DIMS, TOLERANCE, make_paged, on_host, worst_row
 
 from kvlab.kernels.attention_reference import Masks, decode_attention_reference
 from kvlab.kernels.decode_attention import choose_num_splits, decode_attention, decode_attention_work, default_config
@@ -42,8 +42,8 @@ def check(
         mass_out=mass, num_splits=num_splits, config=LaunchConfig(tile, 4, 2, 32 if group > 16 else 16), **options,
     )  # fmt: skip
     expected, expected_mass = decode_attention_reference(
-        q.cpu(), paged.k_NBKD.cpu(), paged.v_NBKD.cpu(), paged.tables_SM.cpu(), lengths, Masks(scale, **options),
-        k_scale=paged.k_scale, v_scale=paged.v_scale,
+        q.cpu(), paged.k_NBKD.cpu(), paged.v_NBKD.cpu(), paged.tables_SM.cpu(), lengths, Masks(scale, **on_host(options)),
+        **on_host({"k_scale": paged.k_scale, "v_scale": paged.v_scale}),
     )  # fmt: skip
     assert worst_row(out, expected) < TOLERANCE[dtype]
     assert mass is None or (mass.double().cpu() - expected_mass).abs().max() < 1e-5 * group
@@ -144,14 +144,15 @@ def test_strided_cache_and_output(seed: int) -> None:
 def test_offsets_past_2_to_the_31(tmp_path: Path, seed: int) -> None:
     """A pool of 2^31 + numbers, in a sparse file: the last block's offset doesn't fit 32 bits."""
     block, num_blocks = 16 * 2 * 64, 2**31 // (16 * 2 * 64) + 8
-    pool = torch.from_file(str(tmp_path / "pool"), shared=True, size=num_blocks * block, dtype=torch.float16).view(num_blocks, 16, 2, 64)
+    flat = torch.from_file(str(tmp_path / "pool"), shared=True, size=num_blocks * block, dtype=torch.float16)
+    pool = (flat if DEVICE == "cpu" else torch.empty(len(flat), dtype=torch.float16, device=DEVICE)).view(num_blocks, 16, 2, 64)
     q, paged = plain(seed, [30], dtype=torch.float16)
     near, far = paged.tables_SM[0, :2].tolist(), [num_blocks - 1, num_blocks - 5]
     for source, target in zip(near, far, strict=True):
         pool[target] = paged.k_NBKD[source]
-    tables = torch.tensor([far], dtype=torch.int32)
-    out = decode_attention(q, pool, pool, tables, torch.tensor([30]), 0.125)
-    assert torch.equal(out, decode_attention(q, paged.k_NBKD, paged.k_NBKD, paged.tables_SM, torch.tensor([30]), 0.125))
+    tables, lengths = torch.tensor([far], dtype=torch.int32, device=DEVICE), torch.tensor([30], device=DEVICE)
+    out = decode_attention(q, pool, pool, tables, lengths, 0.125)
+    assert torch.equal(out, decode_attention(q, paged.k_NBKD, paged.k_NBKD, paged.tables_SM, lengths, 0.125))
 
 
 def test_number_of_splits() -> None:
@@ -207,6 +208,7 @@ def test_what_no_kernel_serves_is_refused(change: dict[str, Any], message: str) 
         "q": torch.zeros(2, 4, 64), "k": torch.zeros(4, 16, 2, 64), "v": torch.zeros(4, 16, 2, 64),
         "tables": torch.zeros(2, 2, dtype=torch.int32), "lengths": torch.ones(2, dtype=torch.int32),
     } | change  # fmt: skip
+    given = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
     arrays = [given.pop(name) for name in ("q", "k", "v", "tables", "lengths")]
     with pytest.raises(ValueError, match=message):
         decode_attention(*arrays, 0.125, **given)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import BLOCK_SIZES, DEVICE, DTYPES, GROUPS, HEAD_DIMS, TOLERANCE, make_paged, worst_row
+from attention_cases import BLOCK_SIZES, DEVICE, DTYPES, GROUPS, HEAD_DIMS, TOLERANCE, make_paged, on_host, worst_row
 
 from kvlab.kernels.attention_reference import Masks, prefill_attention_reference
 from kvlab.kernels.decode_attention import decode_attention
@@ -45,7 +45,7 @@ def check(
     )  # fmt: skip
     expected = prefill_attention_reference(
         q.cpu(), paged.k_NBKD.cpu(), paged.v_NBKD.cpu(), paged.tables_SM.cpu(), starts_of(query_lens).cpu(), torch.tensor(contexts),
-        Masks(scale, **options), k_scale=paged.k_scale, v_scale=paged.v_scale,
+        Masks(scale, **on_host(options)), **on_host({"k_scale": paged.k_scale, "v_scale": paged.v_scale}),
     )  # fmt: skip
     assert worst_row(out, expected) < TOLERANCE[dtype]
 
@@ -138,6 +138,7 @@ def test_what_no_kernel_serves_is_refused(change: dict[str, Any], message: str) 
         "q": torch.zeros(2, 4, 64), "k": torch.zeros(4, 16, 2, 64), "v": torch.zeros(4, 16, 2, 64),
         "tables": torch.zeros(2, 2, dtype=torch.int32), "starts": torch.tensor([0, 1, 2]), "contexts": torch.ones(2, dtype=torch.int32),
     } | change  # fmt: skip
+    given = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
     arrays = [given.pop(name) for name in ("q", "k", "v", "tables", "starts", "contexts")]
     with pytest.raises(ValueError, match=message):
         prefill_attention(*arrays, 1, 0.125, **given)
