@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ from kvlab.types import unknown_name
 if TYPE_CHECKING:
     from kvlab.results import Runs
 
+MEASURED = ("mean_schedule_ms", "peak_process_rss_bytes", "peak_device_memory_allocated_bytes")
+"""Figures that differ between two runs of the same decisions on a virtual clock."""
+
 
 def aggregate(runs: Runs, by: str | Sequence[str] | None, figures: Sequence[str] | None) -> pd.DataFrame:
     """See `Runs.aggregate`."""
@@ -27,8 +31,9 @@ def aggregate(runs: Runs, by: str | Sequence[str] | None, figures: Sequence[str]
             if name not in valid:
                 raise unknown_name(kind, name, map(str, valid))
     rows: list[dict[str, Any]] = []
-    keys = frame[groups].astype(str).agg("\x1f".join, axis=1) if groups and len(frame) else pd.Series([""] * len(frame))
-    for _, group in frame.groupby(keys.to_numpy(), sort=False) if len(frame) else ():
+    parts = _groups(frame, groups)
+    _warn_of_repeats_that_are_copies(parts, chosen)
+    for group in parts:
         row = {name: group[name].iloc[0] for name in groups} | {"n": len(group)}
         for name in chosen:
             values = pd.to_numeric(group[name], errors="coerce").dropna().to_numpy(dtype=np.float64)
@@ -37,6 +42,25 @@ def aggregate(runs: Runs, by: str | Sequence[str] | None, figures: Sequence[str]
         rows.append(row)
     columns = [*groups, "n", *(c for name in chosen for c in (name, f"{name}_ci95"))]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _groups(frame: pd.DataFrame, columns: Sequence[str]) -> list[pd.DataFrame]:
+    """Rows that read alike in `columns`, in order of appearance. Runs that lack a value (a parameter of another policy) are alike in it."""
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for place, values in enumerate(zip(*(frame[column] for column in columns), strict=True) if columns else [()] * len(frame)):
+        rows.setdefault(tuple(map(str, values)), []).append(place)
+    return [frame.iloc[places] for places in rows.values()]
+
+
+def _warn_of_repeats_that_are_copies(groups: Sequence[pd.DataFrame], figures: Sequence[str]) -> None:
+    """Runs of several seeds that came out alike were no independent draws: an interval of 0 would say that there is no noise."""
+    drawn = [name for name in figures if name not in MEASURED]
+    repeated = [g for g in groups if "seed" in g and g["seed"].nunique() > 1]
+    copies = [g for g in repeated if drawn and (g[drawn].astype(object).nunique(dropna=False) == 1).all()]
+    if copies:
+        told = f"In {len(copies)} of {len(repeated)} repeated points all seeds gave the same figures"
+        why = "nothing there is drawn from the seed, so n counts copies of one run, and an interval of 0 tells nothing of noise"
+        warnings.warn(f"{told}: {why}. Take random arrivals or lengths, or other parts of a trace (workload.skip).", stacklevel=4)
 
 
 def numbers_of(runs: Runs, frame: pd.DataFrame) -> list[str]:

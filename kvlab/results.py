@@ -71,7 +71,7 @@ class Runs:
         """Repeats together: one row a group of finished runs, with `n`, and each figure's mean and half of its 95 % interval.
 
         The interval is Student's: mean +- ci95, from the runs' standard deviation, as if repeats were independent draws of a normal
-        distribution; NaN for a group of one.
+        distribution; NaN for a group of one. A warning says where all seeds of a group gave the same figures.
 
         Args:
             by: columns of `frame` that make a group; None: every configuration column that differs between runs, apart from seeds.

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pickle
+import warnings
 
 import pandas as pd
 import pytest
@@ -52,6 +53,42 @@ def make(path, block_size=8, eviction="lru", until="finished") -> RunFolder:
     elif until == "finished":
         folder.finish(summarize(recorder.steps(), recorder.requests()))
     return folder
+
+
+def repeat(eviction: dict[str, object], seed: int, **figures: float) -> Run:
+    config = {"eviction": {"_target_": "kvlab.policies.eviction." + eviction["name"], **{k: v for k, v in eviction.items() if k != "name"}}}
+    return Run(f"{eviction}{seed}", config={**config, "num_blocks": 64, "seed": seed}, summary=figures)
+
+
+def test_policies_with_and_without_parameters_are_points_of_one_table():
+    """A parameter that only one policy has: the others' rows lack it, and are alike in that."""
+    lru, lfu = {"name": "lru.Lru"}, {"name": "lfu.Lfu", "half_life": 200.0}
+    runs = Runs([repeat(lru, 0, num_steps=1.0), repeat(lfu, 0, num_steps=5.0), repeat(lru, 1, num_steps=3.0), repeat(lfu, 1, num_steps=7.0),
+                 repeat({"name": "lfu.Lfu", "half_life": 50.0}, 0, num_steps=9.0)])  # fmt: skip
+    frame = runs.aggregate()
+    assert list(frame.columns) == ["eviction", "eviction.half_life", "n", "num_steps", "num_steps_ci95"]
+    assert frame["eviction"].tolist() == ["lru", "lfu", "lfu"]
+    assert frame["eviction.half_life"].fillna(-1).tolist() == [-1, 200.0, 50.0]
+    assert frame["n"].tolist() == [2, 2, 1]
+    assert frame["num_steps"].tolist() == [2.0, 6.0, 9.0]
+    assert runs.aggregate(by=[])[["n", "num_steps"]].to_numpy().tolist() == [[5, 5.0]]
+    assert Runs([]).aggregate().empty
+
+
+def test_repeats_that_are_copies_of_one_run_are_told_of():
+    """The seed moves nothing on a trace with greedy decoding; host times and memory move by themselves."""
+    lru, lfu = {"name": "lru.Lru"}, {"name": "lfu.Lfu"}
+    runs = [repeat(lru, seed, duration_s=2.0, mean_schedule_ms=0.1 + seed) for seed in range(3)]
+    random = [repeat(lfu, seed, duration_s=2.0 + seed, mean_schedule_ms=0.1) for seed in range(3)]
+    with pytest.warns(UserWarning, match="In 1 of 2 repeated points all seeds gave the same figures") as told:
+        frame = Runs(runs + random).aggregate()
+    assert told[0].filename == __file__
+    assert frame["duration_s"].tolist() == [2.0, 3.0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Runs(random).aggregate()
+        Runs(runs + random).aggregate(by="eviction", figures=["mean_schedule_ms"])
+        Runs(runs[:1] + random[:1]).aggregate()
 
 
 def test_one_row_a_run_with_flat_config_and_figures(tmp_path):
