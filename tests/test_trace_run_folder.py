@@ -131,6 +131,17 @@ def test_a_full_disk_still_says_why_the_run_ended(tmp_path, monkeypatch):
     assert not (folder.path / run_folder.RESERVE).exists()
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only /proc tells a zombie from a process")
+def test_a_killed_process_that_nobody_has_waited_for_is_not_alive():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    status = {"host": os.uname().nodename, "pid": child.pid, "process_start": run_folder.process_start(child.pid)}
+    assert is_alive(status)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+    assert not is_alive(status)
+    child.wait(timeout=60)
+
+
 def test_a_dead_process_is_not_alive():
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait(timeout=60)

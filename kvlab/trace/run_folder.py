@@ -188,14 +188,21 @@ def git_state() -> dict[str, Any]:
 
 def process_start(pid: int) -> str | None:
     """When a process started, in ticks since boot: with its id it names one process. None where that can't be told."""
+    fields = _proc_stat(pid)
+    return fields[19] if len(fields) > 19 else None
+
+
+def _proc_stat(pid: int) -> list[str]:
+    """What Linux says of a process after its name: state, parent ...; empty where it says nothing."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
-        return None
+        return []
 
 
 def is_alive(status: dict[str, Any]) -> bool:
-    """Whether the process of a "running" status still runs. One on another host is believed."""
+    """Whether the process of a "running" status still runs. One on another host is believed; one that has ended and whose parent doesn't
+    ask for its exit status (a zombie: killed from a script, or in a container without an init) does not run."""
     pid = status.get("pid")
     if status.get("host") != socket.gethostname() or not isinstance(pid, int):
         return status.get("host") not in (None, socket.gethostname())
@@ -204,6 +211,8 @@ def is_alive(status: dict[str, Any]) -> bool:
     except PermissionError:
         pass
     except (OSError, OverflowError):
+        return False
+    if _proc_stat(pid)[:1] in (["Z"], ["X"]):
         return False
     return status.get("process_start") in (None, process_start(pid))
 
