@@ -82,17 +82,18 @@ def _build(meta: AttentionMetadata) -> BatchIndex:
     return BatchIndex(rows, slots, groups)
 
 
-def _read_span(meta: AttentionMetadata, seq: int) -> tuple[int, int]:
-    """First and one past the last slot that any query of a sequence reads."""
+def _read_span(meta: AttentionMetadata, seq: int) -> tuple[int, int, int]:
+    """What any query of a sequence reads: the first slots (sinks), and from one slot to the end. (number of sinks, slot, end)"""
     end = meta.context_lens[seq]
     if meta.window is None:
-        return 0, end
-    return max(0, end - meta.query_lens[seq] - meta.window + 1), end
+        return 0, 0, end
+    start = max(0, end - meta.query_lens[seq] - meta.window + 1)
+    return min(meta.num_sink_tokens, start), start, end
 
 
 def _similar_lengths(meta: AttentionMetadata) -> list[list[int]]:
     """Decodes, longest first, cut so that no group pads more than MAX_PADDING slots in all. A function of the lengths alone."""
-    lengths = [end - start for start, end in (_read_span(meta, seq) for seq in range(meta.num_decodes))]
+    lengths = [sinks + end - start for sinks, start, end in (_read_span(meta, seq) for seq in range(meta.num_decodes))]
     groups: list[list[int]] = []
     longest, padding = 0, 0
     for seq in sorted(range(meta.num_decodes), key=lambda seq: -lengths[seq]):
@@ -105,16 +106,18 @@ def _similar_lengths(meta: AttentionMetadata) -> list[list[int]]:
 
 
 def _decode_group(meta: AttentionMetadata, seqs: list[int]) -> Group:
-    """One query each. Slots are counted from each sequence's first one read."""
+    """One query each. Each sequence's sinks come first, then its window, without the slots in between."""
     device = meta.block_tables_SM.device
     spans = [_read_span(meta, seq) for seq in seqs]
-    lengths = [end - start for start, end in spans]
+    lengths = [sinks + end - start for sinks, start, end in spans]
     longest = max(lengths)
     index = torch.arange(longest, device=device)[None, :]
     length_S1 = torch.tensor(lengths, device=device)[:, None]
-    start_S1 = torch.tensor([start for start, _ in spans], device=device)[:, None]
+    sinks_S1 = torch.tensor([sinks for sinks, _, _ in spans], device=device)[:, None]
+    gap_S1 = torch.tensor([start - sinks for sinks, start, _ in spans], device=device)[:, None]
     is_seen = index < length_S1
-    positions_SL = torch.where(is_seen, index, 0) + start_S1
+    positions_SL = torch.where(is_seen, index, 0)
+    positions_SL = positions_SL + torch.where(positions_SL < sinks_S1, 0, gap_S1)
     seqs_S = torch.tensor(seqs, device=device)
     tables = meta.block_tables_SM[seqs_S]
     slots = tables.gather(1, positions_SL // meta.block_size) * meta.block_size + positions_SL % meta.block_size
@@ -128,8 +131,10 @@ def _prefill_group(meta: AttentionMetadata, seq: int, row: int) -> Group:
     """One sequence, several queries: the last `query_lens[seq]` of its slots."""
     device = meta.block_tables_SM.device
     num_queries = meta.query_lens[seq]
-    start, end = _read_span(meta, seq)
+    num_sinks, start, end = _read_span(meta, seq)
     positions_L = torch.arange(start, end, device=device)
+    if num_sinks:
+        positions_L = torch.cat((torch.arange(num_sinks, device=device), positions_L))
     slots = meta.block_tables_SM[seq, positions_L // meta.block_size] * meta.block_size + positions_L % meta.block_size
     rows = slice(row, row + num_queries)
     if num_queries == end and meta.window is None:
@@ -137,5 +142,5 @@ def _prefill_group(meta: AttentionMetadata, seq: int, row: int) -> Group:
     query_Q1 = torch.arange(end - num_queries, end, device=device)[:, None]
     mask_QL = positions_L[None, :] <= query_Q1
     if meta.window is not None:
-        mask_QL &= positions_L[None, :] > query_Q1 - meta.window
-    return Group(rows, 1, num_queries, end - start, slots, mask_QL[None, None])
+        mask_QL &= (positions_L[None, :] > query_Q1 - meta.window) | (positions_L[None, :] < meta.num_sink_tokens)
+    return Group(rows, 1, num_queries, len(positions_L), slots, mask_QL[None, None])

@@ -26,7 +26,7 @@ class AttentionMetadata:
         context_lens, query_lens: the same and the new tokens per sequence, as Python ints (no device synchronisation).
         num_decodes: sequences at the front with exactly one new token; they are the first `num_decodes` tokens.
         block_size: B.
-        window: a query at slot q sees slots (q - window, q]; None: all up to q.
+        window: a query at slot q sees slots (q - window, q]; None: all up to q. num_sink_tokens: first slots that it sees besides.
     """
 
     slot_mapping_T: torch.Tensor
@@ -37,6 +37,7 @@ class AttentionMetadata:
     num_decodes: int
     block_size: int
     window: int | None = None
+    num_sink_tokens: int = 0
     derived: object = None
     """A backend's own: indices made from the above once a step, the same for every layer. Leave it None."""
 

@@ -139,13 +139,14 @@ class TritonBackend:
         if shapes.decode is not None:
             self.paths[f"decode_attention tile={shapes.decode.tile} rows={shapes.decode.rows} splits={shapes.num_splits}"] += 1
             decode_attention(q_THD[:num_decodes], cache.k_NBKD, cache.v_NBKD, shapes.tables_SM, lengths[:num_decodes], scale,
-                             window=meta.window, num_splits=shapes.num_splits, config=shapes.decode, out=out_THD[:num_decodes],
-                             k_scale=cache.k_scale, v_scale=cache.v_scale)  # fmt: skip
+                             window=meta.window, num_sink_tokens=meta.num_sink_tokens, num_splits=shapes.num_splits,
+                             config=shapes.decode, out=out_THD[:num_decodes], k_scale=cache.k_scale, v_scale=cache.v_scale)  # fmt: skip
         if shapes.prefill is not None and shapes.query_starts_S1 is not None:
             self.paths[f"prefill_attention tile={shapes.prefill.tile} rows={shapes.prefill.rows}"] += 1
             prefill_attention(q_THD[num_decodes:], cache.k_NBKD, cache.v_NBKD, meta.block_tables_SM[num_decodes:], shapes.query_starts_S1,
-                              lengths[num_decodes:], shapes.max_query_len, scale, window=meta.window, config=shapes.prefill,
-                              out=out_THD[num_decodes:], k_scale=cache.k_scale, v_scale=cache.v_scale)  # fmt: skip
+                              lengths[num_decodes:], shapes.max_query_len, scale, window=meta.window,
+                              num_sink_tokens=meta.num_sink_tokens, config=shapes.prefill, out=out_THD[num_decodes:],
+                              k_scale=cache.k_scale, v_scale=cache.v_scale)  # fmt: skip
         return out_THD
 
     def copy_blocks(self, cache_LXN: torch.Tensor, pairs: list[tuple[int, int]]) -> None:

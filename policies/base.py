@@ -520,10 +520,12 @@ class CompressionPolicy(ABC):
     lossless: ClassVar[bool] = True
     attention_window: int | None = None
     """Each query sees at most this many latest positions, itself included; None: all."""
+    num_sink_tokens: int = 0
+    """First tokens that every query sees besides its window; their blocks stay. 0 without a window."""
 
     @abstractmethod
     def num_droppable_tokens(self, num_computed_tokens: int) -> int:
-        """Tokens at the head that no later query will read. The engine frees whole blocks of them."""
+        """Tokens at the head that no later query will read, but for the sinks. The engine frees whole blocks of them."""
 
 
 # ------------------------------------------------------------------ kv dtype

@@ -50,7 +50,7 @@ def test_the_groups_the_project_promises() -> None:
         "prefix_cache": ["hash", "none", "radix"],
         "block_sizing": ["fixed"],
         "layout": ["contiguous_max", "contiguous_oracle", "contiguous_pow2", "paged", "ring"],
-        "compression": ["full", "window"],
+        "compression": ["full", "streaming", "window"],
         "kv_dtype": ["auto", "bf16", "fp16", "fp32", "fp8", "int8"],
         "policy": ["fifo", "lfu", "lru", "transformers", "vllm", "vllm_v0", "walkthrough"],
         "model": ["hf", "smollm2", "tiny"],

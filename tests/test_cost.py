@@ -41,6 +41,11 @@ def test_the_work_of_a_step() -> None:
     assert step_work(PROMPT) == StepWork(1000, 1, 0, 1, 1000, 500_500, 0, 0)
     assert step_work(MIXED._replace(attention_window=6)) == StepWork(6, 3, 1, 2, 6 + 7 + 7, 6 + (5 + 6 + 6) + 2 * 6, 5, 1)
     assert step_work(PROMPT._replace(attention_window=16)) == StepWork(1000, 1, 0, 1, 1000, 16 * 17 // 2 + 984 * 16, 0, 0)
+    # Two sinks besides: 6 + 2; 5, 6 and (1 to 6 and sink 0) 7 pairs; twice 6 + 2 pairs over 27 to 33 and 2 sinks.
+    sinks = MIXED._replace(attention_window=6, num_sink_tokens=2)
+    assert step_work(sinks) == StepWork(6, 3, 1, 2, 8 + 7 + 9, 8 + (5 + 6 + 7) + 2 * 8, 5, 1)
+    sinks = PROMPT._replace(attention_window=16, num_sink_tokens=4)  # positions 16, 17 and 18 see one to three of them besides
+    assert step_work(sinks) == StepWork(1000, 1, 0, 1, 1000, 16 * 17 // 2 + 984 * 16 + (1 + 2 + 3) + 981 * 4, 0, 0)
     assert step_work(Plan(3, 0.0)) == StepWork(0, 0, 0, 0, 0, 0, 0, 0)
 
 

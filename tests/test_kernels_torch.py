@@ -26,16 +26,17 @@ BATCHES = {
 }
 
 
-def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float) -> torch.Tensor:
+def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float,
+                    num_sinks: int = 0) -> torch.Tensor:  # fmt: skip
     """[Q, H, D] over [L, K, D], query i at slot L - Q + i; loops and float64."""
     out = torch.zeros_like(q, dtype=torch.float64)
     for i in range(q.shape[0]):
         last = k.shape[0] - q.shape[0] + i
-        first = 0 if window is None else max(0, last - window + 1)
+        seen = [slot for slot in range(last + 1) if window is None or slot > last - window or slot < num_sinks]
         for head in range(q.shape[1]):
             kv_head = head // (q.shape[1] // k.shape[1])
-            scores = k[first : last + 1, kv_head].double() @ q[i, head].double() * scale
-            out[i, head] = torch.softmax(scores, 0) @ v[first : last + 1, kv_head].double()
+            scores = k[seen, kv_head].double() @ q[i, head].double() * scale
+            out[i, head] = torch.softmax(scores, 0) @ v[seen, kv_head].double()
     return out
 
 
@@ -53,12 +54,13 @@ def make_batch(contexts: list[int], queries: list[int], block_size: int, seed: i
 
 
 def run(
-    contexts: list[int], queries: list[int], heads: tuple[int, int, int], block_size: int, *, window: int | None = None,
+    contexts: list[int], queries: list[int], heads: tuple[int, int, int], block_size: int, *, window: int | None = None, num_sinks: int = 0,
     dtype: torch.dtype = torch.float64, kv_dtype: torch.dtype | None = None, seed: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(result, reference) with every slot that belongs to nobody poisoned by NaN. Contents do not depend on block size or seed."""
     num_heads, num_kv_heads, head_dim = heads
     meta, slots, num_blocks = make_batch(contexts, queries, block_size, seed, window)
+    meta = dataclasses.replace(meta, num_sink_tokens=num_sinks)
     generator = torch.Generator().manual_seed(1)
     kv_dtype = kv_dtype or dtype
     k_cache = torch.full((num_blocks, block_size, num_kv_heads, head_dim), math.nan, dtype=kv_dtype)
@@ -72,16 +74,16 @@ def run(
                      torch.cat([v[-n:] for v, n in zip(values, queries, strict=True)]), LayerCache(k_cache, v_cache), meta)  # fmt: skip
     result = BACKEND.attention(q, LayerCache(k_cache, v_cache), meta, head_dim**-0.5)
     parts = q.split(queries)
-    expected = [plain_attention(part, k.to(kv_dtype), v.to(kv_dtype), window, head_dim**-0.5)
+    expected = [plain_attention(part, k.to(kv_dtype), v.to(kv_dtype), window, head_dim**-0.5, num_sinks)
                 for part, k, v in zip(parts, keys, values, strict=True)]  # fmt: skip
     return result, torch.cat(expected)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("block_size", [1, 3, 16, 17])
-@pytest.mark.parametrize("window", [None, 1, 5])
-def test_equals_the_reference(batch: str, block_size: int, window: int | None) -> None:
-    result, expected = run(*BATCHES[batch], (6, 2, 16), block_size, window=window)
+@pytest.mark.parametrize(("window", "num_sinks"), [(None, 0), (1, 0), (5, 0), (1, 1), (5, 3), (9, 20)])
+def test_equals_the_reference(batch: str, block_size: int, window: int | None, num_sinks: int) -> None:
+    result, expected = run(*BATCHES[batch], (6, 2, 16), block_size, window=window, num_sinks=num_sinks)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-13)
 
 

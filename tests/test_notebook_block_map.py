@@ -16,6 +16,7 @@ from engine_support import Log, make_engine, policies, prompt_of, request, run_t
 from kvlab.notebook import block_map
 from kvlab.notebook.block_log import CACHED, FREE, RESERVED, SHARED, SWAPPED, USED
 from kvlab.notebook.packing import pack, unpack
+from kvlab.policies.compression import Streaming, Window
 from kvlab.results import Run
 from kvlab.trace import RecordConfig, Recorder
 from kvlab.types import BlockEvent, Outcome, Plan, RequestRecord, StepStats, UserError
@@ -95,6 +96,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[Any], set[str]]] = {
               {"share", "hit", "release", "evict", "free"}),
     "window": ({"prefix_cache": "none", "compression": "window"}, {}, [request(f"r{i}", prompt_of(9, i), 40) for i in range(4)],
                {"drop"}),
+    "streaming": ({"prefix_cache": "none", "compression": "streaming"}, {}, [request(f"r{i}", prompt_of(9, i), 40) for i in range(4)],
+                  {"drop"}),
     "pow2 regions": ({"layout": "contiguous_pow2", "prefix_cache": "none"}, {}, stems(7, 6, n=2, temperature=1.0), {"allocate", "free"}),
     "ring": ({"layout": "ring", "prefix_cache": "none"}, {}, stems(10, 6), {"hit", "release"}),
 }  # fmt: skip
@@ -102,10 +105,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[Any], set[str]]] = {
 
 def seams_of(name: str) -> Any:
     seams = dict(CASES[name][0])
-    if seams.get("compression") == "window":
-        from kvlab.policies.compression import Window
-
-        seams["compression"] = Window(12)
+    if "compression" in seams:
+        seams["compression"] = {"window": Window(12), "streaming": Streaming(3, 9)}[seams["compression"]]
     return policies(**seams)
 
 

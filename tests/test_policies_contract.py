@@ -413,6 +413,14 @@ class LosslessWindow(base.CompressionPolicy):
         return 0
 
 
+class SinksWithoutWindow(base.CompressionPolicy):
+    lossless = False
+    num_sink_tokens = 4
+
+    def num_droppable_tokens(self, num_computed_tokens: int) -> int:
+        return 0
+
+
 class UnknownStorage(base.KVDtypePolicy):
     def storage(self, model_dtype: str) -> str:
         return "int4"
@@ -437,6 +445,7 @@ BROKEN: list[tuple[Callable[..., Any], str]] = [
     (Concatenated, "keys"), (Unsalted, "keys"), (ZeroBlockSize, "block size"), (PlacesAnywhere, "placement"),
     (NeverPlaces, "placement"), (ReservesTooLittle, "reservation"), (PlacesApart, "placement"),
     (LooksAhead, "no oracle"), (ChoosesNoSlot, "slots"), (WindowOffByOne, "droppable"), (LosslessWindow, "droppable"),
+    (SinksWithoutWindow, "droppable"),
     (UnknownStorage, "storage"), (SecretlyHalf, "storage"),
 ]  # fmt: skip
 

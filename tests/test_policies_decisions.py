@@ -12,7 +12,7 @@ from kvlab.policies.admission import FullSequence, ReserveAll, Unlimited, Waterm
 from kvlab.policies.base import RegionNeed, VictimView
 from kvlab.policies.batching import Chunked, PrefillFirst, Static, Walkthrough
 from kvlab.policies.block_sizing import Fixed
-from kvlab.policies.compression import Full, Window
+from kvlab.policies.compression import Full, Streaming, Window
 from kvlab.policies.kv_dtype import Auto, Bf16, Fp8, Fp16, Fp32, Int8
 from kvlab.policies.layout import ContiguousMax, ContiguousOracle, ContiguousPow2, Paged, Ring
 from kvlab.policies.preemption import LeastComputed, Lifo, Priority
@@ -304,6 +304,9 @@ def test_window_drops_what_no_later_query_reads() -> None:
     assert [Window(1).num_droppable_tokens(n) for n in (0, 1, 10)] == [0, 1, 10]  # it reads itself alone
     assert (Window(4).attention_window, Window(4).lossless) == (4, False)
     assert (Full().attention_window, Full().lossless, Full().num_droppable_tokens(10_000)) == (None, True, 0)
+    assert [policy.num_sink_tokens for policy in (Full(), Window(4), Streaming(2, 4))] == [0, 0, 2]
+    assert [Streaming(2, 4).num_droppable_tokens(n) for n in (0, 3, 4, 10)] == [0, 0, 1, 7]  # the engine spares the sinks' blocks
+    assert (Streaming(2, 4).attention_window, Streaming(2, 4).lossless) == (4, False)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ FIRST = {
     "prefix_cache": ["hash", "none"],
     "block_sizing": ["fixed"],
     "layout": ["contiguous_max", "contiguous_oracle", "contiguous_pow2", "paged", "ring"],
-    "compression": ["full", "window"],
+    "compression": ["full", "streaming", "window"],
     "kv_dtype": ["auto", "bf16", "fp16", "fp32", "fp8", "int8"],
 }
 
@@ -92,6 +92,8 @@ def test_a_wrong_name_is_answered_with_the_right_ones(seam: str, name: str, para
         ("block_sizing", "fixed", {"tokens": 16.0}, r"Fixed\.tokens = 16\.0"),
         ("block_sizing", "fixed", {"tokens": True}, r"Fixed\.tokens = True"),
         ("compression", "window", {"size": 0}, r"Window\.size = 0"),
+        ("compression", "streaming", {"sinks": 0}, r"Streaming\.sinks = 0"),
+        ("compression", "streaming", {"size": True}, r"Streaming\.size = True"),
         ("eviction", "random", {"seed": 0.5}, r"Random\.seed = 0\.5"),
         ("preemption", "lifo", {"mode": 3}, r"Lifo\.mode = 3 is not allowed"),
         ("preemption", "lifo", {"protect_oldest": "yes"}, r"Lifo\.protect_oldest = 'yes'"),

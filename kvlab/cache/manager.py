@@ -6,6 +6,12 @@ A table maps a sequence's slots to blocks. Slots are counted from the first kept
     slots       (given up)            | 0 .. written ............ | free slots of the table's last blocks
     block_ids                         | [0] [1] [2] ...                        [-1]
 
+Where a compression policy keeps sinks, their blocks stand before the dropped ones, and slots are counted through:
+
+    positions   0 .... head*B | .......... (head + dropped)*B | ............ num_computed | ...... capacity
+    slots       0 ........... | (given up)                    | head*B ..... written .... |
+    block_ids   [0] .. [head-1]                               | [head] ...                      [-1]
+
 Every question "would it fit" is asked before anything is taken; failure is a value and changes nothing.
 """
 
@@ -46,6 +52,7 @@ class KVCacheManager:
         self.layout = layout
         self.prefix_cache = prefix_cache
         self.compression = compression
+        self._num_head_blocks = -(-compression.num_sink_tokens // block_size)
         self.max_model_len = max_model_len
         if prefix_cache.enabled and prefix_cache.token_tree and not isinstance(eviction, LeafFirst):
             eviction = LeafFirst(eviction)  # a path is cached from its head on, or it can't be found
@@ -297,7 +304,7 @@ class KVCacheManager:
             shared = source.block_ids[: self.num_blocks_for(num_tokens) - source.num_dropped_blocks]
             for block_id in shared:
                 self.pool.share(block_id)
-            child.table = BlockTable(shared, self.block_size, source.num_dropped_blocks)
+            child.table = BlockTable(shared, self.block_size, source.num_dropped_blocks, source.num_head_blocks)
             child.table.num_full = min(source.num_full, num_tokens // self.block_size)
             if num_tokens % self.block_size:
                 child.table.tail_shared = source.tail_shared = True
@@ -347,17 +354,19 @@ class KVCacheManager:
             self.regions.reset()
         return is_reset
 
-    def drop_head(self, seq: Seq) -> None:
-        """Free whole blocks at the head that the compression policy says no later query reads."""
-        table = seq.table
+    def drop_unread(self, seq: Seq) -> None:
+        """Free whole blocks that the compression policy says no later query reads: at the head, behind the sinks."""
+        table, head = seq.table, self._num_head_blocks
         assert table is not None
-        count = self.compression.num_droppable_tokens(seq.num_computed) // self.block_size - table.num_dropped_blocks
+        count = self.compression.num_droppable_tokens(seq.num_computed) // self.block_size - head - table.num_dropped_blocks
         if count <= 0 or not self.layout.shares_blocks:
             return
         self.cause = seq.group.request_id
-        self.tell("drop", self.pool, table.block_ids[:count])
-        self.let_go(table.block_ids[:count][::-1], seq)
-        del table.block_ids[:count]
+        unread = table.block_ids[head : head + count]
+        self.tell("drop", self.pool, unread)
+        self.let_go(unread[::-1], seq)
+        del table.block_ids[head : head + count]
+        table.num_head_blocks = head
         table.num_dropped_blocks += count
         table.num_sent = -1
 

@@ -7,6 +7,7 @@ look-up asks for one block after the other; with a tree it walks tokens and hash
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from kvlab.cache.pool import BlockPool
@@ -137,21 +138,23 @@ class PrefixCache:
         full = seq.num_computed // self.block_size
         if not self.policy.enabled or full <= table.num_full:
             return
-        first, table.num_full = max(table.num_full, table.num_dropped_blocks), full
+        first, table.num_full = table.num_full, full
         if not self.policy.cache_generated:
             full = min(full, seq.group.num_prompt_tokens // self.block_size)
         self.extend_keys(seq, full)
+        held = table.held(first, full)
         if self.tree is not None:
-            self._publish_in_tree(self.tree, seq, table, first, full)
+            for part in held:
+                self._publish_in_tree(self.tree, seq, table, *part)
             return
-        for i in range(first, full):
+        for i in chain.from_iterable(range(*part) for part in held):
             if self._publish_block(seq, table, i) and self.shareable is not None:
                 tokens = tuple(seq.tokens[i * self.block_size : (i + 1) * self.block_size])
                 self.shareable.add(seq.keys[i], seq.keys[i - 1] if i else self.root(seq), tokens)
 
     def _publish_block(self, seq: Seq, table: BlockTable, i: int) -> bool:
         """Name block `i` of a sequence. False: it is named, or another block has its content."""
-        block_id = table.block_ids[i - table.num_dropped_blocks]
+        block_id = table.block_ids[table.index(i)]
         if self.pool.blocks[block_id].content:
             return False
         return self.pool.publish(block_id, seq.keys[i], seq.keys[i - 1] if i else None, i)
@@ -164,13 +167,14 @@ class PrefixCache:
             if not self._publish_block(seq, table, i):
                 self._insert(tree, seq, table, start, i)
                 start = i + 1
-                if not self.pool.blocks[table.block_ids[i - table.num_dropped_blocks]].content:
+                if not self.pool.blocks[table.block_ids[table.index(i)]].content:
                     self._adopt(tree, seq, table, i)
         self._insert(tree, seq, table, start, full)
 
     def _insert(self, tree: RadixTree, seq: Seq, table: BlockTable, start: int, end: int) -> None:
         if start < end:
-            block_ids = table.block_ids[start - table.num_dropped_blocks : end - table.num_dropped_blocks]
+            at = table.index(start)
+            block_ids = table.block_ids[at : at + end - start]
             tokens = seq.packed[start * self.block_size : end * self.block_size]
             tree.insert(self.root(seq), self._parent_id(seq, table, start), block_ids, tokens)
 
@@ -178,8 +182,9 @@ class PrefixCache:
         """The cached block before block `i`: -1 for the first, one past the pool's last where there is none (a window gave it up)."""
         if not i:
             return -1
-        if i > table.num_dropped_blocks:
-            return table.block_ids[i - table.num_dropped_blocks - 1]
+        at = table.index(i - 1)
+        if at >= 0:
+            return table.block_ids[at]
         block = self.pool.by_content.get(seq.keys[i - 1])
         return self.pool.num_blocks if block is None else block.block_id
 
@@ -190,7 +195,7 @@ class PrefixCache:
         cached = self.pool.by_content[seq.keys[i]].block_id
         if cached in tree and tree.child(root, parent_id, tokens) != cached:
             return  # a key that collides: its tokens are others
-        at = i - table.num_dropped_blocks
+        at = table.index(i)
         own, table.block_ids[at] = table.block_ids[at], cached
         self.pool.adopt(cached)
         self._let_go((own,), seq)

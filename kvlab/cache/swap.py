@@ -74,11 +74,11 @@ class Swapper:
             if table is None:
                 continue
             kept = [to_cpu[b] for b in table.block_ids if b in to_cpu]
-            dropped, computed = table.num_dropped_blocks, seq.num_computed
+            dropped, head, computed = table.num_dropped_blocks, table.num_head_blocks, seq.num_computed
             if self._kv.depth:  # the plan in the making reads its blocks
                 seq.flight = self._kv.pool.now.step
             self._kv.release(seq, preempted=True, keeps=False)
-            seq.table = BlockTable(kept, self._kv.block_size, dropped)
+            seq.table = BlockTable(kept, self._kv.block_size, dropped, head)
             seq.num_computed = computed
         self._kv.release_spares(group)
         return transfers
@@ -116,7 +116,8 @@ class Swapper:
                 held[cpu_id] = held.get(cpu_id, 0) + 1
                 if held[cpu_id] > 1:
                     self._kv.pool.share(to_gpu[cpu_id])
-            seq.table = BlockTable([to_gpu[c] for c in seq.table.block_ids], self._kv.block_size, seq.table.num_dropped_blocks)
+            seq.table = BlockTable([to_gpu[c] for c in seq.table.block_ids], self._kv.block_size, seq.table.num_dropped_blocks,
+                                   seq.table.num_head_blocks)  # fmt: skip
             seq.table.tail_shared = len(group.seqs) > 1
         self._kv.let_go_read(cpu_ids[::-1], self._kv.cpu_pool)
         return transfers

@@ -107,7 +107,7 @@ class Committer:
         if drops:
             for seq in computed:
                 if seq.table is not None and not seq.finish_reason:
-                    self.kv.drop_head(seq)
+                    self.kv.drop_unread(seq)
         return counts
 
     def _commit_lanes(self, plan: Plan, outcome: Outcome, end_s: float, counts: StepCounts,

@@ -106,7 +106,7 @@ class Engine:
         runner.initialize(RunnerConfig(config.num_blocks, config.num_cpu_blocks, config.block_size, config.max_num_seqs,
                                        config.max_model_len, policies.compression.attention_window,
                                        policies.kv_dtype.storage(model_dtype), self.eos_token_ids, config.depth,
-                                       policies.kv_dtype.scales()))  # fmt: skip
+                                       policies.kv_dtype.scales(), policies.compression.num_sink_tokens))  # fmt: skip
 
     @property
     def sequences(self) -> dict[int, Sequence]:

@@ -109,7 +109,8 @@ class PlanBuilder:
             entries, ids = self.lanes.plan(tuple(scheduled), tuple(token_ids))
         return Plan(self.now.step, self.now.now_s, entries, ids, starts, tables, fresh, tuple(self.released),
                     tuple(self.swap_out), tuple(self.swap_in), kv.take_copies(), tuple(self.admitted), tuple(self.preempted),
-                    tuple(self.blocked), tuple(self.ended), self.watermark_blocks, kv.compression.attention_window)  # fmt: skip
+                    tuple(self.blocked), tuple(self.ended), self.watermark_blocks, kv.compression.attention_window,
+                    kv.compression.num_sink_tokens)  # fmt: skip
 
     @staticmethod
     def _tell_table(seq_id: int, table: BlockTable, tables: dict[int, tuple[int, ...]], fresh: dict[int, tuple[int, ...]]) -> None:

@@ -138,6 +138,9 @@ def drive_compression(policy: CompressionPolicy, rng: Random, rules: Rules) -> l
     window = policy.attention_window
     rules.require(window is None or (is_int(window) and window >= 1), "droppable", f"attention_window = {window!r}")
     rules.require(not (policy.lossless and window is not None), "droppable", "a window loses tokens, yet lossless is true")
+    sinks = policy.num_sink_tokens
+    rules.require(is_int(sinks) and sinks >= 0, "droppable", f"num_sink_tokens = {sinks!r}")
+    rules.require(window is not None or not sinks, "droppable", f"num_sink_tokens = {sinks} without a window: every token is seen")
     drops: list[int] = []
     for num_computed in (*range(60), *sorted(rng.randint(60, 9000) for _ in range(20))):
         dropped = policy.num_droppable_tokens(num_computed)

@@ -162,7 +162,11 @@ def _check_sequence(kv: KVCacheManager, seq: Sequence) -> None:
     goes_on = seq.num_computed < len(seq.tokens) or seq.flight >= 0
     assert goes_on, f"{name}: {seq.num_computed} of {len(seq.tokens)} tokens computed, none is left to run"
     assert table.capacity == (dropped + len(ids)) * size, f"{name}: capacity {table.capacity}, blocks {ids} after {dropped} dropped"
-    assert table.capacity >= seq.num_computed >= dropped * size, f"{name}: {seq.num_computed} tokens computed, blocks {ids} after {dropped}"
+    if dropped:
+        head = -(-kv.compression.num_sink_tokens // size)
+        assert table.num_head_blocks == head, f"{name}: {table.num_head_blocks} blocks stay at the head, sinks fill {head}"
+    least = (table.num_head_blocks + dropped) * size if dropped else 0
+    assert table.capacity >= seq.num_computed >= least, f"{name}: {seq.num_computed} tokens computed, blocks {ids} after {dropped}"
     assert len(ids) == len(set(ids)), f"{name} holds a block twice: {ids}"
     if seq.group.status == SWAPPED:
         assert len(ids) == kv.num_blocks_for(seq.num_computed) - dropped, f"{name}: {ids} in swap for {seq.num_computed} tokens"
@@ -183,15 +187,18 @@ def _check_contents(kv: KVCacheManager, seq: Sequence, name: str) -> None:
         key = kv.prefix_cache.root(seq.group.request.cache_salt)
         for i in range(table.num_full):
             parent, key = key, kv.prefix_cache.key(key, seq.tokens[i * size : (i + 1) * size])
-            if i < table.num_dropped_blocks:
+            at = table.index(i)
+            if at < 0:
+                assert table.num_head_blocks <= i < table.num_head_blocks + table.num_dropped_blocks, f"{name}: block {i} is lost"
                 continue
-            block = kv.pool.blocks[table.block_ids[i - table.num_dropped_blocks]]
+            block = kv.pool.blocks[table.block_ids[at]]
             assert not block.content or block.content == key, f"{name}: block {block.block_id} is published with other content"
             assert key in kv.pool.by_content or not block.content, f"{name}: block {block.block_id} has lost its content"
             if block.content:
                 assert (block.parent, block.depth) == (parent if i else None, i), f"{name}: block {block.block_id} has another parent"
-    for i, block_id in enumerate(table.block_ids, start=table.num_dropped_blocks):
-        if i >= seq.num_computed // size:
+    for i in range(seq.num_computed // size, table.num_dropped_blocks + len(table.block_ids)):
+        if table.index(i) >= 0:
+            block_id = table.block_ids[table.index(i)]
             block = kv.pool.blocks[block_id]
             is_own = block.ref_count == 1 and not block.content
             assert is_own or table.tail_shared, f"{name} will write block {block_id}, which is published or shared, without a copy"

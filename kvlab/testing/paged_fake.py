@@ -186,20 +186,24 @@ class PagedFakeRunner:
                 forks[scheduled.seq_id] = drawn[1:]
         return Outcome(plan.step, tuple(tokens), forks, candidates, {}, self.cost.step_s(plan))
 
-    def _slots(self, scheduled: ScheduledSeq, first: int, end: int) -> Ints:
-        """Pool slots of positions first .. end-1."""
-        row, dropped = self._rows[scheduled.seq_id], scheduled.num_dropped_tokens
-        assert dropped % self.config.block_size == 0, f"{scheduled}: dropped tokens are no whole blocks"
-        assert first >= dropped, f"sequence {scheduled.seq_id} needs position {first}, but {dropped} tokens were dropped"
-        assert end - dropped <= len(row.slots), f"sequence {scheduled.seq_id} has blocks {row.table}: none for position {end - 1}"
-        return row.slots[first - dropped : end - dropped]
+    def _slots(self, scheduled: ScheduledSeq, positions: Ints) -> Ints:
+        """Pool slots of positions. Sinks lie in blocks that stay at the head."""
+        row, dropped, size = self._rows[scheduled.seq_id], scheduled.num_dropped_tokens, self.config.block_size
+        assert dropped % size == 0, f"{scheduled}: dropped tokens are no whole blocks"
+        head = -(-self.config.num_sink_tokens // size) * size
+        slots = np.where(positions < head, positions, positions - dropped)
+        lost = slots < np.where(positions < head, 0, head)
+        name = f"sequence {scheduled.seq_id} (table {row.table})"
+        assert not lost.any(), f"{name} needs positions {positions[lost]}, but {dropped} tokens were dropped from position {head} on"
+        assert slots.max(initial=-1) < len(row.slots), f"{name} has no block for position {positions.max()}"
+        return row.slots[slots]
 
     def _write(self, scheduled: ScheduledSeq, ids: Sequence[int]) -> Ints:
         row, first, gpu = self._rows[scheduled.seq_id], scheduled.first_position, self._gpu
         assert min(ids, default=0) >= 0, f"{scheduled}: no token is known for it"
         assert scheduled.num_new_tokens == len(ids) >= 1, f"{scheduled}: {len(ids)} token ids"
         row.tell(first, ids)
-        slots = self._slots(scheduled, first, first + len(ids))
+        slots = self._slots(scheduled, np.arange(first, first + len(ids)))
         gpu.tokens[slots] = ids
         gpu.positions[slots] = np.arange(first, first + len(ids))
         gpu.prefixes[slots] = row.prefixes[first + 1 : first + len(ids) + 1]
@@ -209,22 +213,27 @@ class PagedFakeRunner:
         """Hash of what the last new token sees, read through the table; everything that any new token sees is checked."""
         row, window, gpu = self._rows[scheduled.seq_id], self.config.window, self._gpu
         end = scheduled.first_position + scheduled.num_new_tokens
-        seen = max(0, scheduled.first_position - window + 1) if window else 0
-        slots = self._slots(scheduled, seen, end)
-        wrong = gpu.positions[slots] != np.arange(seen, end)
+        start = max(0, scheduled.first_position - window + 1) if window else 0
+        num_sinks = min(self.config.num_sink_tokens, start)
+        seen = np.concatenate((np.arange(num_sinks), np.arange(start, end)))
+        slots = self._slots(scheduled, seen)
+        wrong = gpu.positions[slots] != seen
         if wrong.any():
             position = int(gpu.positions[slots][wrong.argmax()])
             there = "nothing" if position == GARBAGE else f"position {position}"
-            raise AssertionError(f"{self._where(scheduled, seen + int(wrong.argmax()))}, which holds {there}")
-        wrong = gpu.prefixes[slots] != row.prefixes[seen + 1 : end + 1]
+            raise AssertionError(f"{self._where(scheduled, seen[wrong.argmax()], slots[wrong.argmax()])}, which holds {there}")
+        wrong = gpu.prefixes[slots] != row.prefixes[seen + 1]
         if wrong.any():
-            raise AssertionError(f"{self._where(scheduled, seen + int(wrong.argmax()))}, computed after another prefix")
+            where = self._where(scheduled, seen[wrong.argmax()], slots[wrong.argmax()])
+            raise AssertionError(f"{where}, computed after another prefix")
         last = max(0, end - window) if window else 0
-        return hash_tokens(gpu.tokens[slots[last - seen :]], last)
+        in_window = hash_tokens(gpu.tokens[slots[num_sinks + last - start :]], last)
+        num_sinks = min(self.config.num_sink_tokens, last)
+        return in_window ^ hash_tokens(gpu.tokens[self._slots(scheduled, np.arange(num_sinks))], 0) if num_sinks else in_window
 
-    def _where(self, scheduled: ScheduledSeq, position: int) -> str:
+    def _where(self, scheduled: ScheduledSeq, position: int, pool_slot: int) -> str:
         row = self._rows[scheduled.seq_id]
-        block, slot = divmod(int(row.slots[position - scheduled.num_dropped_tokens]), self.config.block_size)
+        block, slot = divmod(int(pool_slot), self.config.block_size)
         return f"sequence {scheduled.seq_id} (table {row.table}) reads position {position} in slot {slot} of block {block}"
 
 

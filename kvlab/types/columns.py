@@ -27,8 +27,8 @@ class ScheduledSeq(NamedTuple):
         num_new_tokens: tokens computed in this step (>= 1). A prefill chunk and a decode differ in nothing else.
         num_samples: tokens to sample from the last logits: 0 for a chunk that does not reach the sequence's end, 1 as a rule,
             n when the prompt of a group of n parallel samples is complete (the runner returns n - 1 forks).
-        num_dropped_tokens: tokens at the head whose slots were given up by a compression policy (a multiple of the block size);
-            slot index = position - num_dropped_tokens.
+        num_dropped_tokens: tokens before the first one computed whose slots were given up by a compression policy (a multiple of the
+            block size); slot index = position - num_dropped_tokens, but for sinks, whose blocks at the head have stayed.
         num_lookahead_slots: slots reserved past the new tokens (0 today; for speculation).
     """
 

@@ -96,7 +96,8 @@ class Plan(NamedTuple):
         released: sequences the runner must forget (finished, dropped, preempted, aborted) before the step.
         ended: (group_id, request_id, reason) of groups that the scheduler itself ended in this step (kv_capacity).
         blocked: why the first group of each queue stayed out.
-        attention_window: latest positions that a token sees, itself included (a compression policy's); None: all.
+        attention_window: latest positions that a token sees, itself included (a compression policy's); None: all. `num_sink_tokens`:
+            first ones that it sees besides.
     """
 
     step: int
@@ -116,6 +117,7 @@ class Plan(NamedTuple):
     ended: tuple[tuple[int, str, str], ...] = ()
     watermark_blocks: int = 0
     attention_window: int | None = None
+    num_sink_tokens: int = 0
 
     @property
     def num_new_tokens(self) -> int:

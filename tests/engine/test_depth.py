@@ -23,7 +23,7 @@ from kvlab.engine import Engine, EngineConfig
 from kvlab.engine.runners.base import RunnerConfig
 from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.engine.runners.torch_runner import TorchRunner
-from kvlab.policies.compression import Window
+from kvlab.policies.compression import Streaming, Window
 from kvlab.policies.layout import ContiguousPow2
 from kvlab.policies.prefix_cache import Radix
 from kvlab.policies.scheduling import Vtc
@@ -199,7 +199,8 @@ def scene(seed: int) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
              "batching": draw.choice(policy_names("batching")), "eviction": draw.choice(policy_names("eviction")),
              "scheduling": draw.choice(policy_names("scheduling")), "preemption": draw.choice(policy_names("preemption"))}  # fmt: skip
     if layout == "paged" and draw.random() < 0.3:
-        seams["compression"] = Window(size=draw.choice((4, 9)))
+        size = draw.choice((4, 9))
+        seams["compression"] = Streaming(draw.choice((1, 4)), size) if draw.random() < 0.5 else Window(size)
     limits = {"num_cpu_blocks": draw.choice((0, 12, 40)), "max_num_batched_tokens": draw.choice((7, 20)), "max_model_len": 24,
               "block_bytes": 10**6}  # fmt: skip
     requests = [

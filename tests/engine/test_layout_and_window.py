@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from engine_support import Forcer, make_engine, policies, policy_names, prompt_of, reference_outputs, request, run_to_end, serve
 
-from kvlab.policies.compression import Window
+from kvlab.policies.compression import Streaming, Window
 from kvlab.testing.invariants import check_invariants
 from kvlab.types import UserError
 
@@ -91,17 +91,47 @@ def test_blocks_that_leave_the_window_come_free() -> None:
     assert log.records["a"].outputs == reference_outputs([request("a", prompt_of(10), 6)], window=Window(5))["a"]
 
 
+def test_blocks_between_the_sinks_and_the_window_come_free() -> None:
+    """2 sinks, window 3, B = 4, prompt of 10: the next query sees 0, 1 and 8 to 10, so block 1 goes and block 0 stays; block 2 (8 to 11)
+    goes when position 14 is next, which sees 12 to 14. Slots are counted through: position 10 is slot 6 of [0, 2]."""
+    engine, log = make_engine(8, 4, policies(compression=Streaming(2, 3)))
+    engine.add_request(request("a", prompt_of(10), 6))
+    tables = []
+    for _ in range(6):
+        engine.step()
+        check_invariants(engine)
+        tables.append(list(engine.sequences[0].table.block_ids) if engine.sequences else [])  # type: ignore[union-attr]
+    assert tables == [[0, 2], [0, 2], [0, 2], [0, 2, 3], [0, 3], []]  # 1 is cached: what was never used is taken first
+    assert [plan.scheduled[0].num_dropped_tokens for plan in log.plans] == [0, 4, 4, 4, 4, 8]
+    assert [(s.num_ctx_tokens, s.internal_fragmentation_tokens) for s in log.stats[:-1]] == [(6, 2), (7, 1), (8, 0), (9, 3), (6, 2)]
+    assert log.records["a"].outputs == reference_outputs([request("a", prompt_of(10), 6)], window=Streaming(2, 3))["a"]
+    assert log.records["a"].outputs != reference_outputs([request("a", prompt_of(10), 6)], window=Window(3))["a"]
+
+
+def test_a_prefix_is_found_whatever_its_holder_has_dropped() -> None:
+    """Blocks of 2, one sink, window 2: a prompt of 12 is computed whole, then blocks 1 to 4 go, published and free to be evicted. The same
+    prompt finds 5 of its 6 blocks (11 tokens at most) in either cache."""
+    for cache in ("hash", "radix"):
+        engine, log = make_engine(20, 2, policies(compression=Streaming(1, 2), prefix_cache=cache))
+        for name in "ab":
+            serve(engine, [request(name, prompt_of(12), 5)])
+        assert [log.records[name].num_cached_tokens for name in "ab"] == [0, 10]
+        assert log.plans[1].scheduled[0].num_dropped_tokens == 8
+        assert log.records["a"].outputs == log.records["b"].outputs == reference_outputs(
+            [request("a", prompt_of(12), 5)], window=Streaming(1, 2))["a"]  # fmt: skip
+
+
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "n=3", "beams"])
-@pytest.mark.parametrize("size", [1, 3, 6])
-def test_a_window_through_a_preemption_between_any_two_steps(mode: str, sampling: dict[str, Any], size: int) -> None:
+@pytest.mark.parametrize("compression", [Window(1), Window(3), Window(6), Streaming(1, 1), Streaming(3, 2), Streaming(5, 4)], ids=vars)
+def test_a_window_through_a_preemption_between_any_two_steps(mode: str, sampling: dict[str, Any], compression: Window | Streaming) -> None:
     """Dropped blocks stay dropped in swap; after a recomputation they are dropped again; forks have what they need."""
     asked = request("a", prompt_of(9), 6, **sampling)
-    wanted = reference_outputs([asked], window=Window(size))
+    wanted = reference_outputs([asked], window=compression)
     for block_size in (1, 2, 4):
         for step in range(1, 7):
             engine, log = make_engine(
-                60, block_size, policies(compression=Window(size), mode=mode), num_cpu_blocks=60, max_num_batched_tokens=5
+                60, block_size, policies(compression=compression, mode=mode), num_cpu_blocks=60, max_num_batched_tokens=5
             )  # fmt: skip
             forcer = Forcer(engine)
             engine.add_request(asked)

@@ -32,7 +32,7 @@ from kvlab.engine import Engine
 from kvlab.policies.admission import Watermark
 from kvlab.policies.base import SchedulingPolicy
 from kvlab.policies.batching import Chunked
-from kvlab.policies.compression import Window
+from kvlab.policies.compression import Streaming, Window
 from kvlab.policies.prefix_cache import Radix
 from kvlab.testing.invariants import check_drained, check_invariants
 from kvlab.types import GroupView, Now, QueuesView, Request, UserError
@@ -112,7 +112,8 @@ def sizes(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int | None]:
         "max_model_len": max_model_len, "seed": 5,
     }  # fmt: skip
     if window is not None:
-        seams["compression"] = Window(window)
+        sinks = draw(st.sampled_from([0, 0, 1, 2, 5]))
+        seams["compression"] = Streaming(sinks, window) if sinks else Window(window)
     return limits, seams, window
 
 
@@ -259,7 +260,8 @@ def _random_scene(draw: Random) -> Scene:
         max_model_len = max(2, num_blocks // draw.randint(1, min(4, num_blocks)) * size - draw.randint(0, 1))
         max_model_len = min(max_model_len, num_blocks * size)
     if window is not None:
-        seams["compression"] = Window(window)
+        sinks = draw.choice([0, 0, 1, 2, 5])
+        seams["compression"] = Streaming(sinks, window) if sinks else Window(window)
     limits = {
         "num_blocks": num_blocks, "block_size": size, "num_cpu_blocks": draw.choice([0, 3, 8, 40, 40]), "max_model_len": max_model_len,
         "max_num_batched_tokens": draw.choice([4, 5, 8, 16, 64]), "max_num_seqs": draw.choice([4, 5, 9, 64]), "seed": 5,

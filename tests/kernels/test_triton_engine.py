@@ -7,6 +7,7 @@ gap is asserted).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,8 +75,8 @@ def test_the_tokens_of_torch_from_small_numbers(kv_dtype: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_window() -> None:
-    window = by_name("compression", "window", size=9)
+@pytest.mark.parametrize("window", [by_name("compression", "window", size=9), by_name("compression", "streaming", sinks=2, size=9)])
+def test_a_window(window: Any) -> None:
     expected = run(TorchBackend(), 200, 16, 200, prefix_cache="none", compression=window)
     log = run(TritonBackend(CPU), 200, 3, 16, prefix_cache="none", compression=window)
     assert log.outputs == expected.outputs

@@ -58,7 +58,7 @@ def _count(plan: Plan) -> StepWork:
     _, first, new, samples, dropped = list(zip(*scheduled, strict=True))[:5]
     num_tokens, num_seqs = sum(new), len(new)
     if plan.attention_window is not None:
-        num_keys, num_pairs = _within(plan.attention_window, scheduled)
+        num_keys, num_pairs = _within(plan.attention_window, plan.num_sink_tokens, scheduled)
         return StepWork(num_tokens, num_seqs, new.count(1), num_seqs - samples.count(0), num_keys, num_pairs, num_moved, num_copied)
     num_keys = num_pairs = sum(first) + num_tokens - sum(dropped)
     num_decodes = num_seqs
@@ -72,12 +72,21 @@ def _count(plan: Plan) -> StepWork:
     return StepWork(num_tokens, num_seqs, num_decodes, num_seqs - samples.count(0), num_keys, num_pairs, num_moved, num_copied)
 
 
-def _within(window: int, scheduled: Sequence[ScheduledSeq]) -> tuple[int, int]:
-    """(entries read, query-key pairs) where each token sees the `window` latest positions."""
+def _within(window: int, num_sinks: int, scheduled: Sequence[ScheduledSeq]) -> tuple[int, int]:
+    """(entries read, query-key pairs) where each token sees the `window` latest positions and the first `num_sinks`."""
     num_keys = num_pairs = 0
     for s in scheduled:
         end = s.first_position + s.num_new_tokens
-        num_keys += end - max(s.num_dropped_tokens, s.first_position + 1 - window)
+        start = max(s.num_dropped_tokens, s.first_position + 1 - window, 0)
+        num_keys += end - start + min(num_sinks, start)
         growing = max(0, min(end, window) - s.first_position)  # of the new tokens those that see all before them
         num_pairs += growing * s.first_position + growing * (growing + 1) // 2 + (s.num_new_tokens - growing) * window
+        if num_sinks:  # of these, tokens whose window begins behind them see each one besides
+            num_pairs += _sum_clamped(end - window, num_sinks) - _sum_clamped(s.first_position - window, num_sinks)
     return num_keys, num_pairs
+
+
+def _sum_clamped(last: int, most: int) -> int:
+    """Sum of min(x, most) over x = 1 .. last; 0 where last is below 1."""
+    rising = max(0, min(last, most))
+    return rising * (rising + 1) // 2 + max(0, last - most) * most

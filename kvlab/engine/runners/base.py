@@ -18,7 +18,8 @@ class RunnerConfig:
         num_blocks, num_cpu_blocks: blocks of the gpu tier and of the swap tier (0: no swap).
         block_size: tokens per block.
         max_num_seqs: sequences that may be scheduled in one step; max_model_len: tokens a sequence may reach.
-        window: each query sees at most this many latest positions, itself included; None: all.
+        window: each query sees at most this many latest positions, itself included; None: all. num_sink_tokens: first ones that it
+            sees besides.
         kv_dtype: storage dtype of K and V: a name of `kvlab.cache.tensors.STORAGE_DTYPES`.
         kv_scales: of K and V under fp8, a number or one a layer each.
         depth: plans that may be submitted before an earlier one's outcome is asked for.
@@ -35,6 +36,7 @@ class RunnerConfig:
     eos_token_ids: tuple[int, ...] = ()
     depth: int = 0
     kv_scales: tuple[float | tuple[float, ...], float | tuple[float, ...]] = (1.0, 1.0)
+    num_sink_tokens: int = 0
 
 
 class DeviceMemory(NamedTuple):

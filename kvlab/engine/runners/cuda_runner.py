@@ -100,7 +100,7 @@ class CudaRunner(TorchRunner):
         sizes = self._sizes(config)
         if sizes:
             batch = StaticBatch(max(sizes), -(-config.max_model_len // config.block_size), config.block_size, config.window,
-                                config.max_model_len, self._device, is_exact=self._device.type != "cuda")  # fmt: skip
+                                config.max_model_len, self._device, self._device.type != "cuda", config.num_sink_tokens)  # fmt: skip
             self._graphs = DecodeGraphs(self._logits, batch, sizes, self._streams)
             self.paths = self._graphs.paths
 
@@ -124,7 +124,8 @@ class CudaRunner(TorchRunner):
 
     def _dry_pass(self, num_seqs: int, num_new: int, width: int) -> None:
         """Sequences of `num_new` tokens that are written nowhere, with tables of `width` times block 0."""
-        assert self._config is not None
+        config = self._config
+        assert config is not None
         zeros = np.zeros(num_seqs * max(num_new, width), dtype=np.int64)
         positions_T = np.tile(np.arange(num_new), num_seqs)
         lens_S = np.full(num_seqs, num_new)
@@ -132,7 +133,7 @@ class CudaRunner(TorchRunner):
             [zeros[: num_seqs * num_new], positions_T, np.full(num_seqs * num_new, -1), lens_S, zeros[: num_seqs * width]]
         )
         meta = AttentionMetadata(slots_T, tables.view(num_seqs, width), context_S, lens_S.tolist(), lens_S.tolist(),
-                                 num_seqs if num_new == 1 else 0, self._config.block_size, self._config.window)  # fmt: skip
+                                 num_seqs if num_new == 1 else 0, config.block_size, config.window, config.num_sink_tokens)  # fmt: skip
         self._logits(token_ids_T, positions, meta)
 
     def _sizes(self, config: RunnerConfig) -> Sequence[int]:

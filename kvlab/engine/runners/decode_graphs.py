@@ -41,7 +41,8 @@ class StaticBatch:
     """Inputs of a decode batch that stay in place.
 
     Args:
-        max_rows: rows of the largest size. max_blocks: M. block_size, window: of the run. max_context: slots of the longest sequence.
+        max_rows: rows of the largest size. max_blocks: M. block_size, window, num_sink_tokens: of the run. max_context: slots of the
+            longest sequence.
         is_exact: tell the backend each row's own context in Python too, anew for every call. Else (a graph is recorded once) the longest.
     """
 
@@ -49,8 +50,9 @@ class StaticBatch:
     """Beside the table: token, position, slot, context."""
 
     def __init__(self, max_rows: int, max_blocks: int, block_size: int, window: int | None, max_context: int, device: torch.device,
-                 is_exact: bool) -> None:  # fmt: skip
-        self._block_size, self._window, self._max_context, self._is_exact = block_size, window, max_context, is_exact
+                 is_exact: bool, num_sink_tokens: int = 0) -> None:  # fmt: skip
+        self._block_size, self._max_context, self._is_exact = block_size, max_context, is_exact
+        self._window, self._num_sink_tokens = window, num_sink_tokens
         self.max_blocks = max_blocks
         pinned = device.type == "cuda"
         # Two, in turn: a step's copy may still be under way when the next is written.
@@ -103,7 +105,7 @@ class StaticBatch:
         context_S = self._inputs["context"][:size]
         lens = context_S.tolist() if self._is_exact else [min(self._max_context, width * self._block_size)] * size
         return AttentionMetadata(self._inputs["slot"][:size], self._tables_SM[:size, :width], context_S, lens, [1] * size, size,
-                                 self._block_size, self._window)  # fmt: skip
+                                 self._block_size, self._window, self._num_sink_tokens)  # fmt: skip
 
 
 class DecodeGraphs:

@@ -262,6 +262,7 @@ class TorchRunner:
             num_decodes=int((n.new_S == 1).sum()),
             block_size=config.block_size,
             window=config.window,
+            num_sink_tokens=config.num_sink_tokens,
         )
         return Batch(n.order, on_device[0], on_device[1], meta, np.cumsum(n.new_S) - 1, n.num_samples_S, n.next_S)
 
