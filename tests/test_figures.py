@@ -26,9 +26,9 @@ from kvlab.types import UserError
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = ROOT / "experiments"
 NUMBERED = ["hit_rate", "watermark_curve", "layouts", "recompute_tax", "block_size", "kernel_latency", "prefill_budget", "fairness",
-            "length_prediction", "static_batching", "simulator_fidelity", "prefix_caching"]  # fmt: skip
-"""F1 to F12."""
-SIMULATED = [name for name in NUMBERED if name not in ("hit_rate", "block_size", "simulator_fidelity", "kernel_latency")]
+            "length_prediction", "static_batching", "simulator_fidelity", "prefix_caching", "attention_sinks"]  # fmt: skip
+"""F1 to F13."""
+SIMULATED = [name for name in NUMBERED if name not in ("hit_rate", "block_size", "simulator_fidelity", "kernel_latency", "attention_sinks")]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def content(folder: Folder) -> dict[str, bytes]:
 
 def test_the_figures_are_these_in_the_order_of_their_numbers() -> None:
     assert names() == ["first_light", *NUMBERED]
-    assert [load(name).spec().number for name in NUMBERED] == [f"F{n}" for n in range(1, 13)]
+    assert [load(name).spec().number for name in NUMBERED] == [f"F{n}" for n in range(1, 14)]
 
 
 @pytest.mark.parametrize("name", ["first_light", *NUMBERED])
