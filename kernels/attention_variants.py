@@ -29,9 +29,11 @@ SHAPES: tuple[Shape, ...] = (
     (BF16, BF16, 80, 32, 32, 16, {}),
     (FP16, FP16, 96, 32, 8, 16, {}),
     (BF16, BF16, 256, 8, 4, 16, {"soft_cap": 50.0, "window": 4096}),  # Gemma 2
+    (BF16, BF16, 256, 8, 4, 16, {}),
     (BF16, BF16, 64, 64, 8, 16, {"sink": True, "window": 128}),  # gpt-oss
     (BF16, BF16, 128, 32, 8, 16, {"window": 1024, "num_sink_tokens": 4}),
     (BF16, INT8, 128, 32, 8, 16, {"scales": "slot"}),
+    (BF16, INT8, 256, 8, 4, 16, {"scales": "slot"}),
     (BF16, FP8, 128, 32, 8, 16, {"scales": "layer"}),
     (FP32, FP32, 128, 32, 8, 16, {}),
     (FP32, FP32, 64, 9, 3, 16, {}),
@@ -47,7 +49,7 @@ ONES_SHAPES: tuple[Shape, ...] = (
 """Triton makes a constant of a number that is 1: all that can be 1 together (one KV head, slot, sequence, block, split), which other code
 is compiled for."""
 
-QUICK_SHAPES = (SHAPES[0], SHAPES[8], SHAPES[10], SHAPES[13], *ONES_SHAPES[:2])
+QUICK_SHAPES = (SHAPES[0], SHAPES[9], SHAPES[11], SHAPES[15], *ONES_SHAPES[:2])
 """Enough for a check on each change: bf16, window and sink logits, int8, float32, ones."""
 
 

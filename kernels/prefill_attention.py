@@ -91,8 +91,9 @@ def default_config(
     """What compiles without spilling (`shipped_variants` are checked for that), as large as it may be.
 
     16-bit types: 128 rows, on sm_90 two warp groups of 64 (what wgmma takes) with tiles of 64 slots; before it, and for heads of more than
-    128, fewer slots or rows, for the registers. Fewer rows where chunks are short. float32: 16 rows, since three tf32 products need each
-    operand in two parts. The pipeline has a stage more for the table look-up before each load, but not where bytes are decoded by shifts.
+    128, fewer slots or rows, for the registers: of int8 the fewest, whose scales take some too. Fewer rows where chunks are short.
+    float32: 16 rows, since three tf32 products need each operand in two parts. The pipeline has a stage more for the table look-up before
+    each load, but not where bytes are decoded by shifts.
     """
     padded = max(16, next_power_of_2(head_dim))
     if dtype.itemsize > 2:
@@ -100,8 +101,8 @@ def default_config(
     most_rows = 128 if padded <= 128 else 64
     rows = min(most_rows, max(16, next_power_of_2(max(1, max_query_len) * heads_per_group)))
     hopper = capability >= (9, 0)
-    tile = 64 if padded <= 64 or (hopper and padded <= 128) else 32
-    num_warps = 8 if rows == 128 or (rows == 64 and padded > 128 and not hopper) else 4
+    tile = 64 if padded <= 64 or (hopper and padded <= 128) else 16 if hopper and kv_dtype == torch.int8 else 32
+    num_warps = 8 if rows == 128 or (rows == 64 and padded > 128) else 4
     return LaunchConfig(tile=tile, num_warps=num_warps, num_stages=2 if kv_dtype.itemsize == 1 and not hopper else 3, rows=rows)
 
 

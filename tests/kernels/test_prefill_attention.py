@@ -108,8 +108,10 @@ def test_configurations_fit_what_they_serve() -> None:
     assert default_config(128, 4, bf16, bf16, (9, 0), 2048) == LaunchConfig(tile=64, num_warps=8, num_stages=3, rows=128)
     assert default_config(128, 4, bf16, bf16, (8, 0), 2048) == LaunchConfig(tile=32, num_warps=8, num_stages=3, rows=128)
     assert default_config(128, 4, bf16, int8, (8, 0), 2048).num_stages == 2
+    assert default_config(256, 2, bf16, int8, (9, 0), 2048) == LaunchConfig(tile=16, num_warps=8, num_stages=3, rows=64)
     assert default_config(128, 4, bf16, bf16, (9, 0), 5) == LaunchConfig(tile=64, num_warps=4, num_stages=3, rows=32)
-    assert default_config(256, 2, bf16, bf16, (9, 0), 2048) == LaunchConfig(tile=32, num_warps=4, num_stages=3, rows=64)
+    for capability in ((8, 0), (9, 0)):
+        assert default_config(256, 2, bf16, bf16, capability, 2048) == LaunchConfig(tile=32, num_warps=8, num_stages=3, rows=64)
     assert default_config(64, 3, fp32, fp32, (9, 0), 2048).rows == 16
 
 
