@@ -53,9 +53,10 @@ class Fit(anywidget.AnyWidget):
 
 
 class Plot(go.FigureWidget):  # type: ignore[misc] # plotly has no types
-    """A FigureWidget whose own module is small and loads plotly's (`static/plotly.js` says why)."""
+    """A FigureWidget whose own module is small and loads plotly's (`static/plotly.js` says why), dark on a dark page (`plot.css`)."""
 
     _esm = STATIC / "plotly.js"
+    _css = STATIC / "plot.css"
     _plotly = traitlets.Unicode().tag(sync=True)
 
     @traitlets.default("_plotly")

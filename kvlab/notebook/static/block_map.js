@@ -312,4 +312,4 @@ function listen(view, tier) {
   });
 }
 
-export default { render };
+export default themed(render);

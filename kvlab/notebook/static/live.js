@@ -82,4 +82,4 @@ function render({ model, el }) {
   return () => { end(); model.off?.("change:status", draw); model.off?.("change:stop", draw); cancelAnimationFrame(pending); clearTimeout(unheard); };
 }
 
-export default { render };
+export default themed(render);

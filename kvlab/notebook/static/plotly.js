@@ -40,6 +40,7 @@ export default () => {
       figure = figureOf(model);
     },
     async render({ model, el }) {
+      el.classList.add("kvlab-plot"); // plot.css
       return (await figure).render({ model, el });
     },
   };

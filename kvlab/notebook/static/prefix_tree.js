@@ -111,4 +111,4 @@ async function render({ model, el }) {
   return () => { stop(); bar.pause(); cursor.close(); cancelAnimationFrame(pending); };
 }
 
-export default { render };
+export default themed(render);

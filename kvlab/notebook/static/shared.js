@@ -22,6 +22,32 @@ function isDark() {
   return globalThis.matchMedia?.("(prefers-color-scheme: dark)").matches ?? false;
 }
 
+// A widget that is drawn anew when the page turns dark or light. What `render` returns ends it, now or at the end.
+function themed(render) {
+  return {
+    async render({ model, el }) {
+      let dark = null, end = null, turn = Promise.resolve();
+      const draw = async () => {
+        if (isDark() === dark) return;
+        dark = isDark();
+        end?.();
+        el.replaceChildren();
+        end = await render({ model, el });
+      };
+      const look = () => (turn = turn.then(draw)); // one after the other: a data set may still be unpacked
+      const media = globalThis.matchMedia?.("(prefers-color-scheme: dark)"), observer = new MutationObserver(look);
+      observer.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
+      media?.addEventListener("change", look);
+      await look();
+      return () => {
+        observer.disconnect();
+        media?.removeEventListener("change", look);
+        turn.then(() => end?.());
+      };
+    },
+  };
+}
+
 function rgba(hex, alpha = 255) { // little-endian pixel of an ImageData
   const n = parseInt(hex.slice(1), 16);
   return ((alpha << 24) | ((n & 255) << 16) | (n & 0xFF00) | (n >> 16)) >>> 0;

@@ -141,4 +141,4 @@ function span(data) {
   return [from, to];
 }
 
-export default { render };
+export default themed(render);
