@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,21 @@ def test_sizes_that_cannot_be() -> None:
         KVTensors(1, 10**9, 16, 1, 64, torch.float32)
     with pytest.raises(UserError, match=r"smaller num_cpu_blocks"):
         KVTensors(1, 1, 16, 1, 64, torch.float32, num_cpu_blocks=10**9)
+
+
+def test_swap_space_of_a_gpu_is_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers and int8's scales of each tier; nothing is pinned."""
+    asked: list[dict[str, Any]] = []
+    zeros = torch.zeros
+
+    def made(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
+        asked.append(options)
+        return zeros(shape, **{**options, "device": "cpu"})
+
+    monkeypatch.setattr(torch, "zeros", made)
+    KVTensors(1, 2, 4, 1, 8, torch.int8, "cuda", num_cpu_blocks=3)
+    assert [options["device"].type for options in asked] == ["cuda", "cuda", "cpu", "cpu"]
+    assert all(options.keys() == {"dtype", "device"} for options in asked)
 
 
 def test_swap_and_copy_move_blocks() -> None:
