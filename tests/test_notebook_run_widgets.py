@@ -268,6 +268,45 @@ def test_an_exported_notebook_needs_no_network(tmp_path):
     assert '"bdata":"AAAAAAAA8D8AAAAAAAAAQA=="' in text.replace(": ", ":")
 
 
+LATE = """import ipywidgets, numpy as np, plotly.graph_objects as go
+plot = go.FigureWidget(layout={"title": {"text": "before"}})
+bar = ipywidgets.HTML("half done")
+controls = ipywidgets.HBox([ipywidgets.IntSlider(), ipywidgets.IntSlider(), plot, bar])
+controls"""
+LATER = """plot.add_scatter(y=np.array([1.0, 2.0]))
+plot.add_scatter(x=np.array([5.0, 7.0]), y=[5, 7])
+plot.update_layout(title_text="after")
+plot.data = plot.data[1:]
+bar.close()"""
+
+
+@pytest.mark.slow
+def test_an_executed_page_shows_figures_as_they_are_at_the_end_and_no_closed_bars(tmp_path):
+    """A figure made empty and filled by a later cell; the first trace's buffer is left behind in the saved state when it goes."""
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(LATE), nbformat.v4.new_code_cell(LATER)])
+    nbformat.write(nb, tmp_path / "late.ipynb")
+    text = export_html(tmp_path / "late.ipynb", execute=True).read_text()
+    (figure,) = re.findall(r'"kvlab-figure-1",\s*(\[.*?\]),\s*(\{.*?\}),\s*\{"responsive"', text, re.DOTALL)
+    (trace,) = json.loads(figure[0])
+    assert trace["y"] == [5, 7]
+    assert trace["x"] == {"dtype": "float64", "shape": "2", "bdata": "AAAAAAAAFEAAAAAAAAAcQA=="}  # two float64 of eight bytes
+    assert json.loads(figure[1])["title"] == {"text": "after"}
+    assert "<div>half done" not in text
+    assert text.count("it works with a running kernel only") == 1
+    assert "_settle" not in text
+    assert len(nbformat.read(tmp_path / "late.ipynb", as_version=4).cells) == 2
+
+
+def test_buffers_of_what_is_no_longer_there_are_passed_over(tmp_path):
+    """The saved state keeps a buffer for each path that ever had one: of a delivered message, of a trace that has gone or become a list."""
+    paths = (["_py2js_update", "style_data", "y", 0, "value"], ["_widget_data", 0, "y", "value"], ["_widget_data", 3, "y", "value"])
+    state = {"m": {"model_name": "FigureModel", "state": {"_py2js_update": None, "_widget_data": [{"y": [5, 7]}], "_widget_layout": {}},
+                   "buffers": [{"path": path, "data": "AAAAAAAA8D8="} for path in paths]}}  # fmt: skip
+    text = export_html(notebook(tmp_path, [shown("application/vnd.jupyter.widget-view+json", {"model_id": "m"})], state)).read_text()
+    assert '[{"y":[5,7]}]' in text.replace(" ", "")
+    assert "AAAAAAAA8D8=" not in text
+
+
 def test_what_is_no_executed_notebook_is_refused(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         export_html(tmp_path / "none.ipynb")

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import base64
 import html
+import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -127,29 +129,51 @@ def export_html(notebook: Path | str, path: Path | str | None = None, *, execute
         raise UserError(f"{source} does not exist. Give a notebook (.ipynb).") from error
     except Exception as error:  # nbformat has many
         raise UserError(f"{source} is not a notebook: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
-    if execute:
-        _execute(nb, source)
+    closed = _execute(nb, source) if execute else frozenset()
     if not any(cell.get("outputs") for cell in nb.cells):
         raise UserError(f"{source} has no outputs. Run it and save it, or pass execute=True.")
-    return _written(Path(path) if path is not None else source.with_suffix(".html"), _notebook_page(nb, source.stem))
+    return _written(Path(path) if path is not None else source.with_suffix(".html"), _notebook_page(nb, source.stem, closed))
 
 
-def _execute(nb: Any, source: Path) -> None:
+def _execute(nb: Any, source: Path) -> frozenset[str]:
+    """Run all cells; returns the model ids of widgets that are closed by now (progress bars)."""
+    import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
+    last = nbformat.v4.new_code_cell(f"{inspect.getsource(_settle)}\n_settle()\ndel _settle", metadata={"tags": ["raises-exception"]})
+    nb.cells.append(last)
     try:
         NotebookClient(nb, timeout=3600, resources={"metadata": {"path": str(source.resolve().parent)}}).execute()
     except CellExecutionError as error:
         raise UserError(f"{source} can't be shown: a cell ended with {error.ename}: {error.evalue}") from error
+    nb.cells.remove(last)
+    told = "".join(output.get("text", "") for output in last.outputs).splitlines()
+    saved = nb.metadata.get("widgets", {}).get(STATE, {}).get("state", {})
+    return frozenset(saved) - frozenset(json.loads(told[-1])) if told else frozenset()
 
 
-def _notebook_page(nb: Any, name: str) -> str:
+def _settle() -> None:
+    """Runs in the notebook's kernel, from its source alone: without a browser a figure's state stays as it was when the figure was made,
+    however it was updated since. Prints the model ids of the widgets that there are."""
+    import json
+    import sys
+    from copy import deepcopy
+
+    widgets = dict(getattr(sys.modules.get("ipywidgets.widgets.widget"), "_instances", {}))
+    for widget in widgets.values():
+        if hasattr(widget, "_widget_data") and hasattr(widget, "_layout_obj"):
+            widget._widget_data = deepcopy(widget._data)
+            widget._widget_layout = deepcopy(widget._layout_obj._props)
+    print(json.dumps(list(widgets)))
+
+
+def _notebook_page(nb: Any, name: str, closed: Collection[str] = ()) -> str:
     from jinja2 import DictLoader
     from nbconvert import HTMLExporter
 
     models = dict(nb.metadata.get("widgets", {}).get(STATE, {}).get("state", {}))
-    writer = _Outputs(models)
+    writer = _Outputs(models, closed)
     for cell in nb.cells:
         cell["outputs"] = [writer.shown(output) for output in cell.get("outputs", [])] if cell.cell_type == "code" else []
         if cell.cell_type != "code":
@@ -166,9 +190,10 @@ def _notebook_page(nb: Any, name: str) -> str:
 class _Outputs:
     """Turns outputs of cells into HTML that stands on its own."""
 
-    def __init__(self, models: Mapping[str, Any]) -> None:
+    def __init__(self, models: Mapping[str, Any], closed: Collection[str] = ()) -> None:
         self.page = Page()
         self._models = models
+        self._closed = closed
         self._num_figures = 0
 
     def head(self) -> str:
@@ -183,7 +208,7 @@ class _Outputs:
         """The output, with HTML in place of a widget or a figure."""
         data = output.get("data", {})
         if VIEW in data:
-            text = self._widget(data[VIEW].get("model_id", ""), data)
+            text = _said_once(self._widget(data[VIEW].get("model_id", ""), data))
         elif PLOTLY in data:
             text = self._figure(data[PLOTLY])
         else:
@@ -193,6 +218,8 @@ class _Outputs:
         return changed
 
     def _widget(self, model_id: str, data: Mapping[str, Any]) -> str:
+        if model_id in self._closed:
+            return ""
         model = self._models.get(model_id)
         if model is None:
             return self._words(data, "its state was not saved with the notebook")
@@ -224,15 +251,31 @@ class _Outputs:
         return str(plotly.io.to_html(wanted, full_html=False, include_plotlyjs=False, div_id=name, validate=False))
 
 
+def _said_once(text: str) -> str:
+    """HTML in which the note on a widget that is not shown stands once for all of the same words (a row of sliders)."""
+    return re.sub(r'<p style="color:#666">.*?</p>', lambda note: note[0] if text.index(note[0]) == note.start() else "", text)
+
+
 def _figure_of(state: dict[str, Any], buffers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """A FigureWidget's state as a figure: its arrays, kept as buffers, become base64 within it."""
     state = json.loads(json.dumps(state))
     for buffer in buffers:
         *way, last = buffer["path"]
-        node: Any = state
-        for key in way:
-            node = node[key]
-        node["bdata" if last == "value" else last] = buffer["data"]
-        if last == "value" and isinstance(node.get("shape"), list):
+        node = _at(state, way)
+        if not isinstance(node, dict):
+            continue  # of a message that has been delivered, or of data that was replaced: the saved state keeps buffers of old ones too
+        is_array = last in ("buffer", "value")  # plotly's arrays, ipywidgets' own
+        node["bdata" if is_array else last] = buffer["data"]
+        if is_array and isinstance(node.get("shape"), list):
             node["shape"] = ",".join(map(str, node["shape"]))
     return {"data": state["_widget_data"], "layout": state["_widget_layout"]}
+
+
+def _at(state: Any, way: Iterable[Any]) -> Any:
+    """What lies in nested mappings and lists behind these keys; None where the way breaks off."""
+    for key in way:
+        try:
+            state = state[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return state
