@@ -16,13 +16,15 @@ import pandas as pd
 import pytest
 import torch
 
+from kvlab.engine import EngineConfig, PolicySet
 from kvlab.engine.runners.cuda_streams import NoStreams
+from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.gpucheck import policies, timing
 from kvlab.gpucheck.correctness import attended, pairwise, relative_error, tasks_of
 from kvlab.gpucheck.pools import contiguous, make_pool
 from kvlab.gpucheck.replays import TimedReplays, beside_replays
-from kvlab.gpucheck.serving import Served
-from kvlab.gpucheck.sizes import DRY, FULL
+from kvlab.gpucheck.serving import Served, serve
+from kvlab.gpucheck.sizes import DRY, FULL, Sizes
 from kvlab.gpucheck.speed import _asked_share
 from kvlab.gpucheck.throughput import over_theirs
 from kvlab.gpucheck.timing import summary
@@ -172,6 +174,21 @@ def test_a_tie_may_turn_either_way_and_nothing_else(monkeypatch: pytest.MonkeyPa
     assert policies.Compared(15, 1, 0, 1.0).ok
     assert not policies.Compared(14, 2, 0, 1.0).ok
     assert policies.Compared(30, 2, 0, 1.0).ok
+
+
+@pytest.mark.parametrize("sizes", [DRY, FULL], ids=["dry", "full"])
+def test_every_mechanism_acts_on_prompts_that_share_nothing(sizes: Sizes) -> None:
+    """Preemption, swap, chunks, prefix hits (of prompts that come twice) and depth, in the pools that the check takes; tokens stay."""
+    runner: Any = SimulatedRunner()
+    shape: Any = SimpleNamespace(tokenizer=None, config=SimpleNamespace(vocab_size=32_000))
+    work = prompts(shape, sizes).tolist()
+    room = 4 * sizes.num_prompts * (sizes.prompt_len + sizes.num_new)
+    plain = EngineConfig(room, 16, max_num_seqs=len(work), max_model_len=policies.MAX_MODEL_LEN)
+    wanted = serve(runner, torch.float32, plain, PolicySet(), work, sizes.num_new)
+    for case in policies.cases(sizes):
+        got = serve(runner, torch.float32, case.config, case.policies, work * case.num_rounds, sizes.num_new)
+        assert case.acted(got, len(got.steps) - len(wanted.steps)) > 0, case.name
+        assert got.tokens == wanted.tokens * case.num_rounds
 
 
 def test_a_step_beside_its_replay() -> None:

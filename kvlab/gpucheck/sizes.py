@@ -58,5 +58,5 @@ DRY = Sizes(
     block_sizes=(1, 16), grid_head_dims=(64,), grid_group_sizes=(3,), grid_block_sizes=(3, 16), grid_lengths=(1, 17),
     model="tiny", num_layers=None, num_seqs=2, num_prompt=6, num_output=3, curve_seqs=2,
     curve_output=2, their_batches=(2,),
-    num_prompts=2, prompt_len=9, num_new=3,
+    num_prompts=2, prompt_len=9, num_new=4,
 )  # fmt: skip
