@@ -31,6 +31,7 @@ from kvlab.composition import as_user_error, check_overrides
 from kvlab.results import Run, Runs, load_runs
 from kvlab.shared import local_only
 from kvlab.sweep_command import SweepCommand, split_settings, sweep_command
+from kvlab.sweep_folder import MANIFEST
 from kvlab.trace.store import disk_error
 from kvlab.types import UserError
 from kvlab.types.piping import exit_code
@@ -191,8 +192,11 @@ def _end_of_sweep(code: int, refused: bool) -> int:
     runs = load_runs(folder)
     if refused and all(run.state in ("empty", "foreign") for run in runs):
         return code
-    print(sweep_table(runs)[0])
+    begun = [run for run in runs if run.folder is None or run.folder.resolve() != folder.resolve()]  # a sweep's own folder is no run
+    print(sweep_table(runs)[0] if begun else "No run had begun.")
     print(f"\nFolder: {_shown(folder)}")
+    if code in (INTERRUPTED, TERMINATED) and (folder / MANIFEST).exists():
+        _say("To go on: the same command with resume=true, and this folder as hydra.sweep.dir.")
     return code if refused or code in (INTERRUPTED, TERMINATED) else _code_of(runs) or code
 
 

@@ -23,6 +23,7 @@ from kvlab.engine.engine import Engine
 from kvlab.experiment import FAILED, INTERRUPTED, OK, USER_ERROR, main
 from kvlab.policies.eviction.fifo import Fifo
 from kvlab.policies.eviction.lru import Lru
+from kvlab.sweep_command import SweepCommand
 from kvlab.sweep_folder import SweepFolder
 from kvlab.sweeping import SweepStopped
 from kvlab.types import UserError
@@ -435,6 +436,26 @@ def test_settings_that_make_no_sense_are_refused_before_anything_runs(tmp_path: 
             sweep(tmp_path / "s", {"num_blocks": [40]}, **more)
     assert not (tmp_path / "s").exists()
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_that_is_interrupted_before_its_first_run_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder holds the list of points by then, which is nothing foreign."""
+
+    def stopped(command: SweepCommand) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", *SIMULATED, "num_blocks=40,41", "hydra.sweep.dir=t"]
+    with monkeypatch.context() as patch:
+        patch.setattr(SweepCommand, "run", stopped)
+        assert main(words) == INTERRUPTED
+    told = capsys.readouterr()
+    assert told.out == "No run had begun.\n\nFolder: t\n"
+    assert told.err.endswith("To go on: the same command with resume=true, and this folder as hydra.sweep.dir.\n")
+    assert main([*words, "resume=true"]) == OK
+    assert "2 of 2 runs finished." in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------- repeats
