@@ -1,4 +1,4 @@
-"""What SmolLM2 makes of a text when old tokens are given up: all kept, the latest 256, or the first few and the latest."""
+"""What SmolLM2 loses of a text when old tokens are given up: the latest 256 kept, or the first few and the latest, against all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ NUM_TOKENS, SECTION, NUM_SEEN, BLOCK_SIZE = 2048, 128, 256, 16
 """Tokens read of each text; tokens whose losses are one mean; tokens that a query sees, sinks and itself included; of the cache."""
 TITLES = {"alice": "(a) Alice in Wonderland", "as_you_like_it": "(b) As You Like It", "paradise_lost": "(c) Paradise Lost"}
 NAMES = {
-    "full": "full: all tokens",
     "window": f"window: {NUM_SEEN} latest",
     **{f"streaming_{n}": f"streaming: {n} first, {NUM_SEEN - n} latest" for n in (1, 4, 16)},
 }
@@ -73,22 +72,24 @@ def losses(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(results: pd.DataFrame) -> Any:
-    """A panel each text."""
+    """A panel each text: what a policy loses, so that a text's easy and hard passages don't hide it."""
     from kvlab.figures.style import BLACK, PAGE_CM, axes, legend_above, line
 
     found = losses(results)
-    fig, panels = axes(PAGE_CM, 7.5, 1, 3)
+    fig, panels = axes(PAGE_CM, 6.5, 1, 3, sharey=True)
     middles = [start + SECTION / 2 for start in range(0, NUM_TOKENS, SECTION)]
     for panel, (text, title) in zip(panels, TITLES.items(), strict=True):
         for number, (name, label) in enumerate(NAMES.items()):
-            panel.plot(middles, found.loc[(text, name)], **line(number, linewidth=0.9), label=label)
+            panel.plot(middles, found.loc[(text, name)] - found.loc[(text, "full")], **line(number, linewidth=0.9), label=label)
+        panel.axhline(0, color=BLACK, linewidth=0.8)
         panel.axvline(NUM_SEEN, color=BLACK, linewidth=0.6, linestyle=(0, (1, 2)))
         panel.set_title(title)
         panel.set_xlabel("position in the text (tokens)")
         panel.set_xticks([0, 512, 1024, 1536, 2048], ["0", "512", "1,024", "1,536", "2,048"])
-        panel.set_ylim(bottom=0)
-    panels[0].set_ylabel(f"loss of the next token (nats),\nmean over {SECTION} tokens")
-    legend_above(fig, 3, panels[0].get_legend_handles_labels()[0])
+        panel.set_ylim(-0.25, 2.0)
+    panels[0].set_ylabel(f"loss above that with all tokens\nkept (nats), mean over {SECTION} tokens")
+    panels[0].annotate("first tokens leave\nthe window", (NUM_SEEN, 1.9), (NUM_SEEN + 60, 1.9), fontsize=6.5, va="top")
+    legend_above(fig, 2, panels[0].get_legend_handles_labels()[0])
     return fig
 
 
@@ -98,7 +99,7 @@ def table(results: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([
         {"text": text.replace("_", " "), "compression": name.replace("_", ", sinks "), "loss (nats)": f"{late[text, name]:.3f}",
          "above full": f"{late[text, name] - late[text, 'full']:+.3f}"}
-        for text in TITLES for name in NAMES
+        for text in TITLES for name in ("full", *NAMES)
     ])  # fmt: skip
 
 
