@@ -14,17 +14,20 @@ from torch.overrides import TorchFunctionMode
 
 from kvlab.cache.tensors import KVTensors
 from kvlab.engine import filters, sampler, steady
-from kvlab.engine.runners import cuda_runner, cuda_sampling
+from kvlab.engine.runners import cuda_runner, cuda_sampling, torch_runner
 from kvlab.engine.runners.base import RunnerConfig
 from kvlab.engine.runners.cuda_runner import CudaRunner
 from kvlab.engine.runners.cuda_sampling import choose, needs_host
 from kvlab.engine.runners.cuda_streams import NoStreams
 from kvlab.engine.runners.cuda_swap import BlockMover
 from kvlab.engine.runners.decode_graphs import DecodeGraphs, StaticBatch, default_sizes
+from kvlab.engine.runners.memory import Limits
 from kvlab.engine.runners.torch_runner import TorchRunner
 from kvlab.engine.sampler import SamplingState, sample
 from kvlab.kernels.torch_backend import TorchBackend
 from kvlab.kernels.transfer import on_device
+from kvlab.model.config import LlamaConfig
+from kvlab.model.loading import LoadedModel, load_model
 from kvlab.types import LATE, Plan, SamplingParams, ScheduledSeq, SeqStart, UserError
 from kvlab.types.columns import Decodes, OneEach
 
@@ -334,14 +337,26 @@ def test_all_kernels_have_run_before_the_first_step() -> None:
     assert not runner._kv.gpu.any()
 
 
-def test_a_device_that_is_full_says_how_many_blocks_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def broken_recording() -> RuntimeError:
+    """What a recording leaves behind that ran out of memory."""
+    broken = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    broken.__context__ = torch.OutOfMemoryError("CUDA out of memory")
+    return broken
+
+
+MEMORY_ENDS = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), broken_recording(),
+               RuntimeError("Triton Error [CUDA]: out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `f`")]
+
+
+@pytest.mark.parametrize("error", MEMORY_ENDS)
+def test_a_device_that_is_full_says_how_many_blocks_would_fit(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory ends while graphs are recorded, unless the pool is of one block: then 10,000 bytes are free."""
     runner = CudaRunner(tiny(), graph_sizes=(1,))
     prepare = runner._prepare
 
     def short(config: RunnerConfig) -> None:
         if config.num_blocks > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         prepare(config)
 
     monkeypatch.setattr(runner, "_prepare", short)
@@ -349,3 +364,45 @@ def test_a_device_that_is_full_says_how_many_blocks_would_fit(monkeypatch: pytes
     with pytest.raises(UserError, match=r"num_blocks = 40 leaves too little .*: 2 blocks would fit"):
         runner.initialize(RunnerConfig(40, 0, 4, 4, 64, kv_dtype="float64"))  # 2 layers x 2 x 4 slots x 4 heads x 8 numbers x 8 bytes
     assert runner.kv_bytes_allocated == 0
+
+
+def test_another_error_at_the_start_is_not_taken_for_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = CudaRunner(tiny(), graph_sizes=(1,))
+    broken = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def fails(config: RunnerConfig) -> None:
+        raise broken
+
+    monkeypatch.setattr(runner, "_prepare", fails)
+    with pytest.raises(RuntimeError, match="illegal memory access") as raised:
+        runner.initialize(RunnerConfig(40, 0, 4, 4, 64, kv_dtype="float64"))
+    assert raised.value is broken
+
+
+@pytest.mark.parametrize("error", MEMORY_ENDS)
+def test_a_step_that_does_not_fit_beside_the_weights_says_what_to_lower(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise error
+
+    runner = CudaRunner(tiny(), graph_sizes=(1,))
+    monkeypatch.setattr(torch_runner, "cuda_budget", fails)
+    runner._device = torch.device("cuda")
+    with pytest.raises(UserError, match=r"step of max_num_batched_tokens = 4096 and max_num_seqs = 8, .*: lower these"):
+        runner.kv_budget(Limits(0.9, 0.5, 4096, 8, 64))
+
+
+def test_weights_that_do_not_fit_are_counted() -> None:
+    class Full:
+        def load(self, *_: object) -> LoadedModel:
+            raise MEMORY_ENDS[0]
+
+        def shape(self) -> LlamaConfig:
+            return LlamaConfig(vocab_size=1_000_000, hidden_size=1_000, intermediate_size=1_000, num_layers=1, num_heads=10,
+                               num_kv_heads=10, head_dim=100)  # fmt: skip
+
+        def text(self) -> tuple[None, tuple[int, ...]]:
+            return None, ()
+
+    # 2 x 10^9 of vocabulary, 4 x 10^6 of attention, 3 x 10^6 of the MLP, 3 norms of 1,000.
+    with pytest.raises(UserError, match=r"2\.01 billion weights, of 8 bytes each 15\.0 GiB"):
+        load_model(Full(), "float64", "cpu")

@@ -23,6 +23,7 @@ from kvlab.gpucheck.replays import TimedReplays, beside_replays
 from kvlab.gpucheck.serving import Served, make_runner, serve
 from kvlab.gpucheck.sizes import Sizes
 from kvlab.gpucheck.tokens import in_dtype
+from kvlab.kernels.device_errors import is_out_of_memory
 from kvlab.model.loading import LoadedModel, load_model
 from kvlab.model.specs import dummy, tiny
 from kvlab.policies.prefix_cache import NoCache
@@ -102,7 +103,9 @@ def _theirs(loaded: LoadedModel, work: list[list[int]], sizes: Sizes, device: to
             seconds = _generate(model, work[:rows], sizes.num_output, device)
             rate = rows * sizes.num_output / seconds
             found.append(Finding("end to end", "transformers' throughput", rate, "tokens/s", setting, note=how))
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             found.append(Finding("end to end", "transformers' throughput", None, "tokens/s", setting, note="out of memory"))
         gc.collect()
         torch.cuda.empty_cache() if device.type == "cuda" else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from kvlab.kernels.device_errors import is_out_of_memory
 from kvlab.model.config import LlamaConfig
-from kvlab.model.llama import Llama
+from kvlab.model.llama import Llama, tensor_shapes
 from kvlab.model.parallel import Shard
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.types import UserError, unknown_name
@@ -86,9 +88,19 @@ def load_model(spec: ModelSpec, dtype: str | torch.dtype = "auto", device: str |
     "auto" takes float32 on a CPU (half types are slower there unless it has units for them) and the stored dtype on CUDA.
 
     Raises:
-        UserError: unknown dtype or device, or whatever the spec refuses.
+        UserError: unknown dtype or device, weights that a CUDA device has no room for, or whatever the spec refuses.
     """
     more = () if shard is None else (shard,)  # a spec of somebody's own may know nothing of ranks
-    loaded = spec.load(resolve_dtype(dtype), resolve_device(device), *more)
-    loaded.model.prepare_for_inference()
+    chosen, where = resolve_dtype(dtype), resolve_device(device)
+    try:
+        loaded = spec.load(chosen, where, *more)
+        loaded.model.prepare_for_inference()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        num_weights = sum(map(math.prod, tensor_shapes(spec.shape()).values()))
+        num_bytes = (chosen or torch.bfloat16).itemsize
+        raise UserError(f"{where} has too little memory for the model: {num_weights / 1e9:.2f} billion weights, of {num_bytes} bytes each "
+                        f"{num_weights * num_bytes / 2**30:.1f} GiB. Take a smaller model, a dtype of fewer bytes, or more devices "
+                        "(tensor_parallel_size).") from error  # fmt: skip
     return loaded

@@ -28,6 +28,7 @@ from kvlab.engine.runners.decode_graphs import DecodeGraphs, StaticBatch, defaul
 from kvlab.engine.runners.memory import free_memory
 from kvlab.engine.runners.torch_runner import Numbers, TorchRunner, pairs
 from kvlab.engine.sampler import SamplingState
+from kvlab.kernels.device_errors import is_out_of_memory
 from kvlab.kernels.interface import AttentionMetadata, Backend
 from kvlab.kernels.transfer import on_device
 from kvlab.model.loading import LoadedModel
@@ -72,7 +73,9 @@ class CudaRunner(TorchRunner):
         super().initialize(config)
         try:
             self._prepare(config)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             fits = self._blocks_that_fit(config)
             raise UserError(f"num_blocks = {config.num_blocks} leaves too little memory on {self._device} for activations and CUDA graphs: "
                             f"{fits} blocks would fit beside them. Lower num_blocks or gpu_memory_utilization, or use "
@@ -87,7 +90,9 @@ class CudaRunner(TorchRunner):
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
             return free_memory(self._device) // self._kv.block_bytes
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             return 0
         finally:
             self.close()

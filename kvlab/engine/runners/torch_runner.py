@@ -16,6 +16,7 @@ from kvlab.engine.runners.late_tokens import LastTokens
 from kvlab.engine.runners.memory import Limits, available_memory, check_fits, cuda_budget, free_memory
 from kvlab.engine.runners.rows import BlockRows, Ints, ragged_positions
 from kvlab.engine.sampler import SamplingState, beam_candidates, sample
+from kvlab.kernels.device_errors import is_out_of_memory
 from kvlab.kernels.interface import AttentionMetadata, Backend, UnsupportedError
 from kvlab.kernels.torch_backend import TorchBackend
 from kvlab.model.loading import LoadedModel
@@ -117,7 +118,14 @@ class TorchRunner:
         """Bytes for the gpu tier: see `kvlab.engine.runners.memory`."""
         if self._device.type != "cuda":
             return int(limits.memory_fraction * available_memory())
-        return cuda_budget(lambda: self.profile(limits), self._device, limits.gpu_memory_utilization, torch.cuda)
+        try:
+            return cuda_budget(lambda: self.profile(limits), self._device, limits.gpu_memory_utilization, torch.cuda)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(f"{self._device} has too little memory beside the weights for a step of max_num_batched_tokens = "
+                            f"{limits.max_num_batched_tokens} and max_num_seqs = {limits.max_num_seqs}, before any KV block: lower these, "
+                            "or take a smaller model or dtype.") from error  # fmt: skip
 
     def profile(self, limits: Limits) -> None:
         """A forward pass as large as a step may be, and a token for as many sequences: max_num_batched_tokens shared out evenly. All of it
