@@ -1,5 +1,6 @@
 """Figures from frames: what is drawn is what was recorded, with units on the axes, from nothing to two hundred requests."""
 
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from trace_examples import OUTCOMES, REQUESTS, STATS, plan, request, stats
 
 from kvlab.analysis import compare, memory_bands, throughput, timeline
-from kvlab.analysis.plots import MAX_POINTS
+from kvlab.analysis.plots import MAX_POINTS, pareto, watermark_curve
 from kvlab.trace import Recorder
 from kvlab.trace.frames import empty_frame
 from kvlab.types import UserError
@@ -22,6 +23,11 @@ def frames(step_stats=STATS, records=REQUESTS):
     for record in records:
         recorder.on_request(record)
     return recorder.steps(), recorder.requests()
+
+
+def small_print(axis) -> list[str]:
+    """An axis title and the lines below it, with plain spaces."""
+    return [re.sub("<[^>]*>", "", line) for line in axis.title.text.replace("\N{NO-BREAK SPACE}", " ").split("<br>")]
 
 
 def traces(fig) -> dict:
@@ -113,8 +119,50 @@ def test_compare_runs():
     assert list(drawn["eviction = fifo"].error_y.array) == [0.0, 10.0]
     assert list(drawn["eviction = lru"].x) == ["8", "16"]
     assert fig.layout.yaxis.title.text == "Output token throughput (tok/s)"
-    assert fig.layout.xaxis.title.text == "block_size (tokens)"
+    assert small_print(fig.layout.xaxis) == ["block_size (tokens)", "mean; bars: smallest to largest over up to 2 runs"]
     assert list(fig.layout.xaxis.categoryarray) == ["8", "16"]
+
+
+SWEPT = pd.DataFrame([
+    {"run": f"{e}-{b}-{s}", "eviction": e, "eviction._target_": f"kvlab.{e}", "block_size": b, "num_blocks": 4096 // b, "watermark": w,
+     "seed": s, "workload.seed": s, "mean_ttft_ms": 100.0 * b + s + w, "num_preemptions": s, "num_steps": 7, "notes": f"{s}"}
+    for e in ("lru", "fifo") for b in (8, 16) for w in (0.0, 0.1) for s in (0, 1, 2)
+])  # fmt: skip
+
+
+def test_bars_say_which_settings_they_are_over():
+    """Two sizes and three seeds a point: no noise of seeds alone. num_blocks follows from block_size, workload.seed is the seed."""
+    fig = compare(SWEPT, "watermark", "mean_ttft_ms", by="eviction")
+    assert small_print(fig.layout.xaxis) == [
+        "watermark (fraction of the pool)", "mean; bars: smallest to largest over block_size, seed (6 runs)"]  # fmt: skip
+    assert fig.data[0].y[0] == pytest.approx(1201)
+    assert (fig.data[0].error_y.array[0], fig.data[0].error_y.arrayminus[0]) == pytest.approx((401, 401))
+    assert [t.line.dash for t in fig.data] == ["solid", "dash"]
+    of_all = compare(SWEPT, "watermark", "mean_ttft_ms")
+    assert small_print(of_all.layout.xaxis)[1:] == ["mean; bars: smallest to largest over eviction, block_size, seed", "(12 runs)"]
+    assert not of_all.data[0].showlegend
+    seeds = compare(SWEPT, "watermark", "mean_ttft_ms", by=["eviction", "block_size"])
+    assert small_print(seeds.layout.xaxis)[1] == "mean; bars: smallest to largest over seed (3 runs)"
+    assert list(traces(seeds)) == [f"eviction = {e}, block_size = {b}" for e in ("fifo", "lru") for b in (8, 16)]
+    assert seeds.data[0].error_y.array[0] == pytest.approx(1)
+    once = compare(SWEPT[SWEPT["seed"] == 0], "watermark", "mean_ttft_ms", by=["eviction", "block_size"])
+    assert small_print(once.layout.xaxis) == ["watermark (fraction of the pool)"]
+    assert once.data[0].error_y.array is None
+    assert small_print(watermark_curve(SWEPT, by="eviction").layout.xaxis) == [
+        "watermark (% of the pool)", "median; bars: smallest to largest over block_size, seed (6 runs)"]  # fmt: skip
+
+
+def test_a_column_of_text_is_no_figure_and_those_of_numbers_are_named():
+    with pytest.raises(UserError, match=r"'eviction' holds no numbers. Columns of numbers: num_steps, mean_ttft_ms, num_preempt"):
+        compare(SWEPT, "block_size", "eviction")
+    with pytest.raises(UserError, match="'eviction' holds no numbers"):
+        pareto(SWEPT, {"mean_ttft_ms": "min", "eviction": "max"})
+    with pytest.raises(UserError, match="'watermark' holds no numbers"):
+        watermark_curve(SWEPT.assign(watermark="a tenth"))
+    assert len(compare(SWEPT.astype({"mean_ttft_ms": object}), "block_size", "mean_ttft_ms").data) == 1
+    for fig in (compare(SWEPT[:0], "block_size", "eviction"), compare(SWEPT.assign(eviction=None), "block_size", "seed", by="eviction")):
+        assert fig.layout.annotations[0].text.startswith("no run has block_size and")
+        assert not fig.data
 
 
 def test_frames_without_rows_say_so_and_wrong_frames_are_named():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
-from test_plots import frames, traces
+from test_plots import frames, small_print, traces
 from trace_examples import request, stats
 
 import kvlab.objectives
@@ -111,7 +113,7 @@ def test_watermark_and_block_size_curves_are_medians_with_their_range():
     assert list(fig.data[0].y) == [9, 1]
     assert list(fig.data[0].error_y.array) == [1, 1]
     assert fig.layout.yaxis.title.text == "preemptions"
-    assert fig.layout.xaxis3.title.text == "watermark (% of the pool)"
+    assert small_print(fig.layout.xaxis3) == ["watermark (% of the pool)", "median; bars: smallest to largest over 2 runs"]
     fig = plots.block_size_curve(RUNS)
     assert [list(t.y) for t in fig.data] == [[0.6, 0.2], [5, 9], [5, 4]]
     assert list(fig.layout.xaxis3.ticktext) == ["8", "16"]
@@ -232,6 +234,7 @@ EMPTY = {
     "step_difference": (STEPS, STEPS), "miss_ratio_curve": (replays()[:0],),
     "policy_by_capacity": (replays()[:0],), "watermark_curve": (RUNS[:0],), "block_size_curve": (RUNS[:0],), "difference": ({}, {}),
     "fragmentation": (LAYOUTS[:0],),
+    "compare": (RUNS[:0], "watermark", "mean_ttft_ms"),
     "pareto": (RUNS[:0], {"mean_ttft_ms": "min", "output_token_throughput_per_s": "max"}),
 }  # fmt: skip
 
@@ -287,9 +290,52 @@ def test_svg_and_pdf_are_the_same_bytes_twice(tmp_path):
     assert "blocks evicted" in (tmp_path / "a.svg").read_text(encoding="utf-8")
 
 
+def texts(fig, axis: str, path) -> list[tuple[str, str]]:
+    """(transform, text) of an axis's tick labels, or of its title (`xtitle`), drawn 480 pixels wide."""
+    drawn = save_figure(fig, path, width=480).read_text(encoding="utf-8")
+    found = re.findall(rf'<text class="{axis}"[^>]*transform="([^"]*)"[^>]*>([^<]*)<', drawn) if axis.endswith("title") else []
+    return found or re.findall(rf'<g class="{axis}"><text[^>]*transform="([^"]*)"[^>]*>([^<]*)<', drawn)
+
+
+@pytest.mark.browser
+def test_tick_labels_of_a_front_are_level_and_have_equal_digits(tmp_path):
+    for low, high, shown in ((9800, 10200, ["9,700", "9,800", "9,900", "10,000", "10,100", "10,200"]),
+                             (1040, 1041, ["1,040.0", "1,040.5", "1,041.0"])):  # fmt: skip
+        frame = pd.DataFrame({"run": ["a", "b", "c"], "mean_ttft_ms": np.linspace(low, high, 3), "mean_step_ms": [0.5, 0.6, 0.8]})
+        fig = plots.pareto(frame, {"mean_ttft_ms": "min", "mean_step_ms": "max"})
+        found = texts(fig, "xtick", tmp_path / "front.svg")
+        assert {text for _, text in found} <= set(shown)
+        assert len(found) >= 3
+        assert not any("rotate(" in transform.replace("rotate(0", "") for transform, _ in found)
+        assert {len(text) for _, text in texts(fig, "ytick", tmp_path / "front.svg")} == {4}  # 0.50, 0.55
+
+
+@pytest.mark.browser
+def test_the_titles_of_a_heat_map_with_upright_ticks_do_not_meet(tmp_path):
+    """480 pixels wide the capacities stand upright; "eviction policy" (about 105 pixels long) stays below the title and above the edge."""
+    capacities = [1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 20_000_000]
+    frame = pd.concat([replays()[:1].assign(policy=p, capacity_blocks=c) for p in ("lru", "belady") for c in capacities])
+    fig = plots.policy_by_capacity(frame)
+    assert any("rotate(90" in transform for transform, _ in texts(fig, "xtick", tmp_path / "heat.svg"))
+    [(transform, text)] = texts(fig, "ytitle", tmp_path / "heat.svg")
+    assert text == "eviction policy"
+    middle = float(re.findall(r"rotate\(-90,[^,]*,([^)]*)\)", transform)[0])
+    assert 40 + 105 / 2 < middle < fig.layout.height - 105 / 2
+
+
+def test_a_long_title_is_wrapped_and_has_room_above_the_legend():
+    rate = "request_hit_rate_prefix"
+    fig = plots.policy_by_capacity(replays().rename(columns={"block_hit_rate_any": rate}).assign(trace="mooncake_conversation.jsonl"), rate)
+    assert fig.layout.title.text == "Mean request hit rate, unbroken prefix (%):<br>mooncake_conversation"
+    assert (fig.layout.margin.t, plots.policy_by_capacity(replays()).layout.margin.t) == (66, 48)
+    assert plots.compare(RUNS, "watermark", "mean_ttft_ms", title="a <b>title</b> " * 9).layout.title.text.count("<br>") == 0
+
+
 def test_a_hundred_lines_in_one_figure():
     runs = pd.concat([RUNS] * 25, ignore_index=True).assign(run=[f"run {i}" for i in range(100)])
-    assert len(plots.compare(runs, "watermark", "mean_ttft_ms", by="run").data) == 100
+    fig = plots.compare(runs, "watermark", "mean_ttft_ms", by="run")
+    assert len(fig.data) == 100
+    assert fig.layout.height == 380 + 800  # room for their legend
 
 
 def test_what_is_no_frame_is_said_to_be_none():

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlab.analysis.template import BLACK, figure, line_style, need, nothing, plot
+from kvlab.analysis.template import BLACK, figure, line_style, need, nothing, plot, without_legend
 from kvlab.types import UserError, unknown_name
 
 RATES = {
@@ -53,7 +53,7 @@ def miss_ratio_curve(frame: pd.DataFrame, rate: str = "block_hit_rate_any", titl
             mode="lines" if len(hits) > 30 else "lines+markers", hovertemplate="%{y:.3f}", **style,
         )  # fmt: skip
     fig.update_xaxes(title_text=f"capacity (blocks; semantics {semantics})")
-    fig.update_xaxes(type="log", dtick=1, tickformat=",d", minor={"dtick": "D1", "ticks": "outside"})
+    fig.update_xaxes(type="log", tickformatstops=(), dtick=1, tickformat=",d", minor={"dtick": "D1", "ticks": "outside"})
     return fig.update_yaxes(title_text=f"miss ratio<br>(1 − {RATES[rate]})", rangemode="tozero")
 
 
@@ -75,16 +75,20 @@ def policy_by_capacity(frame: pd.DataFrame, rate: str = "block_hit_rate_any", ti
     shade = table.rsub(table.loc[OFFLINE], axis=1) if has_bound else table
     order = shade.mean(axis=1).sort_values(ascending=has_bound, kind="stable").index
     table, shade = table.loc[order], shade.loc[order]
-    fig = figure(heading, int(np.clip(170 + 26 * len(order), 260, 1000)))
+    capacities = [f"{c:,}" for c in table.columns]
+    # Narrow pages turn long tick labels upright, so there is room for that below cells high enough for the y title.
+    upright = 8 * max(map(len, capacities)) if 8 * sum(map(len, capacities)) > 200 else 0
+    fig = without_legend(figure(heading, int(np.clip(130 + upright + max(26 * len(order), 130), 260, 1000))))
     what = "gap to belady<br>(points)" if has_bound else "hit rate (%)"
     fig.add_heatmap(
-        z=shade.to_numpy(), x=[f"{c:,}" for c in table.columns], y=[str(p) for p in order], text=np.round(table.to_numpy(), 1),
-        texttemplate="%{text:.1f}", colorscale="Blues", reversescale=not has_bound, xgap=1, ygap=1, customdata=table.to_numpy(),
+        z=shade.to_numpy(), x=capacities, y=[str(p) for p in order], text=np.round(table.to_numpy(), 1),
+        texttemplate="%{text:.1f}", textfont_size=min(12, 95 / len(capacities)), colorscale="Blues", reversescale=not has_bound,
+        xgap=1, ygap=1, customdata=table.to_numpy(),
         colorbar={"title": {"text": what, "font": {"size": 12}}, "thickness": 14, "outlinewidth": 0},
         zmin=min(0.0, float(np.nanmin(shade.to_numpy()))),
         hovertemplate="%{y}, %{x} blocks: %{customdata:.2f} % hits, " + what.replace("<br>", " ") + " %{z:.2f}<extra></extra>",
     )  # fmt: skip
-    fig.update_layout(hovermode="closest", margin_t=48)
+    fig.update_layout(hovermode="closest")
     fig.update_xaxes(title_text=f"capacity (blocks; semantics {semantics})", type="category", showgrid=False)
     return fig.update_yaxes(title_text="eviction policy", autorange="reversed", type="category", showgrid=False, dtick=1)
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from kvlab.analysis.plots.steps import OF_RUNS
 from kvlab.analysis.plots.sweeps import KNOWN
-from kvlab.analysis.template import BLUE, VERMILLION, figure, need, nothing, plot
+from kvlab.analysis.template import BLUE, VERMILLION, figure, need, need_numbers, nothing, plot
 from kvlab.objectives import Objective, kept_off, undominated
 from kvlab.types import UserError
 
@@ -27,12 +27,13 @@ def pareto_front(frame: pd.DataFrame, objectives: Mapping[str, str], refusing: b
         refusing: whether runs that refused requests may be on it.
 
     Raises:
-        UserError: no objective, a direction other than min and max, a missing column.
+        UserError: no objective, a direction other than min and max, a missing column, or one that holds no numbers.
     """
     if not objectives or any(direction not in ("min", "max") for direction in objectives.values()):
         raise UserError(f'objectives = {dict(objectives)!r} is not allowed: columns with "min" or "max", '
                         'e.g. {"mean_ttft_ms": "min", "output_token_throughput_per_s": "max"}.')  # fmt: skip
     need(frame, list(objectives), OF_RUNS)
+    need_numbers(frame, list(objectives), KNOWN)
     goals = [Objective(column, direction == "max") for column, direction in objectives.items()]
     stands = (kept_off(frame, refusing) == "").to_numpy(dtype=bool, copy=True)
     rows = frame.loc[stands, list(objectives)].astype(float)
@@ -60,6 +61,7 @@ def pareto(
     if len(objectives) != 2:
         raise UserError(f"pareto draws two objectives, not {len(objectives)}: {', '.join(objectives)}.")
     need(frame, [*objectives, name], OF_RUNS)
+    need_numbers(frame, list(objectives), KNOWN)
     (x, x_goes), (y, y_goes) = objectives.items()
     fig = figure(title or "Pareto front", 460)
     runs = frame.dropna(subset=[x, y])
@@ -89,7 +91,7 @@ def pareto(
     fig.update_layout(hovermode="closest")
     _note(fig, len(refused), num_unfinished)
     arrow = {"min": "lower is better", "max": "higher is better"}
-    fig.update_xaxes(title_text=f"{KNOWN.get(x, x)}; {arrow[x_goes]}", range=_room(runs[x], x_goes))
+    fig.update_xaxes(title_text=f"{KNOWN.get(x, x)}; {arrow[x_goes]}", range=_room(runs[x], x_goes), nticks=6)
     return fig.update_yaxes(title_text=f"{KNOWN.get(y, y)};<br>{arrow[y_goes]}", range=_room(runs[y], y_goes))
 
 

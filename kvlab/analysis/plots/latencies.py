@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from kvlab.analysis.plots.steps import OF_REQUESTS
-from kvlab.analysis.template import TEMPLATE, VERMILLION, line_style, need, nothing, plot
+from kvlab.analysis.template import VERMILLION, grid, line_style, need, nothing, plot
 from kvlab.trace.summary import FINISHED, Goals
 from kvlab.types import UserError, unknown_name
 
@@ -93,8 +92,7 @@ def latency_percentiles(requests: pd.DataFrame, kinds: Sequence[str] = SHOWN, by
 
 def _grid(kinds: Sequence[str], title: str) -> go.Figure:
     num_rows = -(-len(kinds) // 2)
-    fig = make_subplots(rows=num_rows, cols=min(2, len(kinds)), vertical_spacing=0.3 / num_rows, horizontal_spacing=0.16)
-    return fig.update_layout(template=TEMPLATE, title_text=title, height=130 + 220 * num_rows)
+    return grid(title, num_rows, min(2, len(kinds)), 130 + 220 * num_rows)
 
 
 class _Panel(NamedTuple):

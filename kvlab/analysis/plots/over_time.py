@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from kvlab.analysis.plots.steps import OF_STEPS, TIME, counts, held, rate, spans, stretches, thinned
-from kvlab.analysis.template import BLUE, ORANGE, PURPLE, SKY, VERMILLION, figure, need, nothing, panels, plot
+from kvlab.analysis.template import BLUE, ORANGE, PURPLE, SKY, VERMILLION, figure, need, nothing, panels, plot, without_legend
 
 QUEUES = (("num_running_reqs", "running", BLUE, "solid"), ("num_waiting_reqs", "waiting", ORANGE, "dash"),
           ("num_swapped_reqs", "swapped out", PURPLE, "dot"))  # fmt: skip
@@ -29,7 +29,7 @@ def throughput(steps: pd.DataFrame, num_bins: int | None = None, title: str = "T
     A step's tokens are spread evenly over the step, so that the area under the line is the number of tokens.
     """
     need(steps, ["end_s", "step_ms", "num_output_tokens", "num_prompt_tokens_computed"], OF_STEPS)
-    fig = panels(title, 2, 440).update_layout(showlegend=False, margin_t=48)
+    fig = without_legend(panels(title, 2, 440).update_layout(showlegend=False))
     if steps.empty or not steps["step_ms"].sum() > 0:
         return nothing(fig, "no step that took time was recorded")
     start, end = spans(steps)
@@ -89,5 +89,5 @@ def events(steps: pd.DataFrame, num_bins: int | None = None, title: str = "What 
         most = np.sum([counts(end, steps[column].to_numpy(), edges) for column, _, _ in kind], axis=0).max()
         fig.update_yaxes(title_text=axis, rangemode="tozero", dtick=1 if most <= 5 else None, row=row, col=1)  # half of one is none
     if not any(len(kind) > 1 for kind, _ in kinds):
-        fig.update_layout(margin_t=48)
+        without_legend(fig)
     return fig.update_xaxes(title_text=f"{TIME}, stretches of {edges[1] - edges[0]:.3g} s", row=len(kinds), col=1)
