@@ -14,6 +14,8 @@ from kvlab.kernels.triton_common import FP8_CAPABILITY, next_power_of_2
 
 QUERY_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256
+MOST_SINKS = 2**30
+"""More than a table has slots; kernels round their number up in 32 bits."""
 NO_SCALES, LAYER_SCALES, SLOT_SCALES = 0, 1, 2
 
 
@@ -53,7 +55,7 @@ def paged_args(
         "q_ptr": q_XHD, "k_ptr": _readable(k_cache_NBKD, capability), "v_ptr": _readable(v_cache_NBKD, capability),
         "table_ptr": block_tables_SM, "k_scale_ptr": k_scale, "v_scale_ptr": v_scale, "sink_ptr": sink_logits_H, "scale": float(scale),
         "soft_cap": None if soft_cap is None else float(soft_cap), "window": window,
-        "num_sinks": None if window is None else num_sink_tokens, "block_size": block_size,
+        "num_sinks": None if window is None else min(num_sink_tokens, MOST_SINKS), "block_size": block_size,
         "heads_per_group": num_heads // num_kv_heads, "stride_block": strides[0], "stride_slot": strides[1], "stride_head": strides[2],
         "table_stride": block_tables_SM.stride(0), "scale_stride_block": scale_strides[0], "scale_stride_slot": scale_strides[1],
         "scale_stride_head": scale_strides[2],

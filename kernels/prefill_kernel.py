@@ -32,12 +32,13 @@ def find_sequence(starts_ptr: Arg, num_seqs: Arg, query_tile: Arg, TOKENS: tl.co
 @jit
 def attend_tiles(
     peak: Arg, total: Arg, acc: Arg, q: Arg, k_ptr: Arg, v_ptr: Arg, k_scale_ptr: Arg, v_scale_ptr: Arg, table_ptr: Arg, begin: Arg,
-    end: Arg, sinks_end: Arg, gap: Arg, length: Arg, query_slot: Arg, scale: Arg, soft_cap: Arg, window: Arg, num_sinks: Arg,
-    block_size: Arg, stride_block: Arg, stride_slot: Arg, scale_stride_block: Arg, scale_stride_slot: Arg,
+    end: Arg, sinks_end: Arg, gap: Arg, length: Arg, first_slot: Arg, query_slot: Arg, scale: Arg, soft_cap: Arg, window: Arg,
+    num_sinks: Arg, block_size: Arg, stride_block: Arg, stride_slot: Arg, scale_stride_block: Arg, scale_stride_slot: Arg,
     D: tl.constexpr, PADDED_D: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SCALES: tl.constexpr, WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr, MASKED: tl.constexpr,
 ) -> Arg:  # fmt: skip
-    """Online softmax over the tiles in [begin, end). MASKED False: every slot exists and every row sees it."""
+    """Online softmax over the tiles in [begin, end) for rows from slot `first_slot` on. MASKED False: every slot exists and every row sees
+    it. Only slots that some row may see are read."""
     d = tl.arange(0, PADDED_D)
     dtype: tl.constexpr = q.dtype
     for j in range(begin, end, TILE):
@@ -47,6 +48,8 @@ def attend_tiles(
         slots = start + tl.arange(0, TILE)
         offsets = slot_offsets(table_ptr, start, length, block_size, stride_block, stride_slot, TILE, BLOCK_SIZE, MASKED)
         exists = slots < length
+        if WINDOW:
+            exists &= (slots > first_slot - window) | (slots < num_sinks)
         if MASKED:
             mask = exists[:, None] & (d < D)[None, :]
         elif D < PADDED_D:
@@ -126,14 +129,14 @@ def prefill_kernel(
         else:
             full = (first_slot + 1) // TILE * TILE
             peak, total, acc = attend_tiles(
-                peak, total, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, 0, full, sinks_end, gap, length, query_slot, scale,
-                soft_cap, window, num_sinks, block_size, stride_block, stride_slot, scale_stride_block, scale_stride_slot, D, PADDED_D,
-                TILE, BLOCK_SIZE, SCALES, WINDOW, SOFT_CAP, False,
+                peak, total, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, 0, full, sinks_end, gap, length, first_slot,
+                query_slot, scale, soft_cap, window, num_sinks, block_size, stride_block, stride_slot, scale_stride_block,
+                scale_stride_slot, D, PADDED_D, TILE, BLOCK_SIZE, SCALES, WINDOW, SOFT_CAP, False,
             )  # fmt: skip
         peak, total, acc = attend_tiles(
             peak, total, acc, q, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, full, end_slot - gap, sinks_end, gap, length,
-            query_slot, scale, soft_cap, window, num_sinks, block_size, stride_block, stride_slot, scale_stride_block, scale_stride_slot, D,
-            PADDED_D, TILE, BLOCK_SIZE, SCALES, WINDOW, SOFT_CAP, True,
+            first_slot, query_slot, scale, soft_cap, window, num_sinks, block_size, stride_block, stride_slot, scale_stride_block,
+            scale_stride_slot, D, PADDED_D, TILE, BLOCK_SIZE, SCALES, WINDOW, SOFT_CAP, True,
         )  # fmt: skip
         if SCALES == 1:
             acc *= tl.load(v_scale_ptr)

@@ -103,6 +103,42 @@ def test_chunks_equal_the_whole_and_the_last_token_equals_decode(seed: int) -> N
     torch.testing.assert_close(decoded, whole[39:], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("storage", ["same", "int8", "fp8"])
+@pytest.mark.parametrize("block_size", [1, 17, 64])
+def test_slots_between_sinks_and_window_are_not_read(block_size: int, storage: str, seed: int) -> None:
+    """3 queries at slots 57 to 59 under a window of 7 see slots 51 on, and 5 sinks: in tiles of 16 both lie beside what nobody sees."""
+    gen = torch.Generator().manual_seed(seed)
+    paged = make_paged([60], block_size, 2, 64, torch.float32, storage, gen)
+    q, length = torch.randn(3, 4, 64, generator=gen).to(DEVICE), torch.tensor([60], device=DEVICE)
+
+    def attend() -> torch.Tensor:
+        return prefill_attention(q, paged.k_NBKD, paged.v_NBKD, paged.tables_SM, starts_of([3]), length, 3, 0.125,
+                                 window=7, num_sink_tokens=5, k_scale=paged.k_scale, v_scale=paged.v_scale,
+                                 config=LaunchConfig(16, 4, 2, 16))  # fmt: skip
+
+    whole = attend()
+    assert bool(whole.isfinite().all())
+    poisoned = (paged.k_scale, paged.v_scale) if storage == "int8" else (paged.k_NBKD, paged.v_NBKD)
+    for slot in range(5, 51):
+        for tensor in poisoned:
+            assert tensor is not None
+            row = tensor[paged.tables_SM[0, slot // block_size].item(), slot % block_size]
+            row.copy_(torch.full(row.shape, float("nan")).to(row.dtype))
+    assert torch.equal(attend(), whole)
+
+
+@pytest.mark.parametrize("num_sink_tokens", [60, 2**31 - 1, 2**40])
+def test_more_sinks_than_slots_show_everything(num_sink_tokens: int, seed: int) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    paged = make_paged([60], 16, 2, 64, torch.float32, "same", gen)
+    q, length = torch.randn(60, 4, 64, generator=gen).to(DEVICE), torch.tensor([60], device=DEVICE)
+    pool = (paged.k_NBKD, paged.v_NBKD, paged.tables_SM)
+    masks: dict[str, Any] = {"window": 3, "num_sink_tokens": num_sink_tokens}
+    whole = prefill_attention(q, *pool, starts_of([60]), length, 60, 0.125)
+    torch.testing.assert_close(prefill_attention(q, *pool, starts_of([60]), length, 60, 0.125, **masks), whole, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(decode_attention(q[59:], *pool, length, 0.125, **masks), whole[59:], rtol=1e-5, atol=1e-6)
+
+
 def test_configurations_fit_what_they_serve() -> None:
     bf16, fp32, int8 = torch.bfloat16, torch.float32, torch.int8
     assert default_config(128, 4, bf16, bf16, (9, 0), 2048) == LaunchConfig(tile=64, num_warps=8, num_stages=3, rows=128)
