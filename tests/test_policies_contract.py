@@ -421,6 +421,29 @@ class SinksWithoutWindow(base.CompressionPolicy):
         return 0
 
 
+class DropsWhatAllSee(base.CompressionPolicy):
+    """Without a window every query reads every token."""
+
+    lossless = False
+
+    def num_droppable_tokens(self, num_computed_tokens: int) -> int:
+        return max(0, num_computed_tokens - 7)
+
+
+class MoreSinksLater(base.CompressionPolicy):
+    """Whoever reads the number does so once."""
+
+    lossless = False
+    attention_window = 8
+
+    def __init__(self) -> None:
+        self.num_sink_tokens = 2
+
+    def num_droppable_tokens(self, num_computed_tokens: int) -> int:
+        self.num_sink_tokens = 2 if num_computed_tokens < 30 else 3
+        return max(0, num_computed_tokens - 7)
+
+
 class UnknownStorage(base.KVDtypePolicy):
     def storage(self, model_dtype: str) -> str:
         return "int4"
@@ -445,7 +468,7 @@ BROKEN: list[tuple[Callable[..., Any], str]] = [
     (Concatenated, "keys"), (Unsalted, "keys"), (ZeroBlockSize, "block size"), (PlacesAnywhere, "placement"),
     (NeverPlaces, "placement"), (ReservesTooLittle, "reservation"), (PlacesApart, "placement"),
     (LooksAhead, "no oracle"), (ChoosesNoSlot, "slots"), (WindowOffByOne, "droppable"), (LosslessWindow, "droppable"),
-    (SinksWithoutWindow, "droppable"),
+    (SinksWithoutWindow, "droppable"), (DropsWhatAllSee, "droppable"), (MoreSinksLater, "droppable"),
     (UnknownStorage, "storage"), (SecretlyHalf, "storage"),
 ]  # fmt: skip
 

@@ -28,7 +28,7 @@ from kvlab.cache.table import BlockTable, Group, Seq, Work
 from kvlab.policies.base import CompressionPolicy, EvictionPolicy, FreeView, LayoutPolicy, PrefixCachePolicy, RegionNeed
 from kvlab.policies.eviction.leaf_first import LeafFirst
 from kvlab.policies.layout import Paged
-from kvlab.types import BlockCopy, Now
+from kvlab.types import BlockCopy, IllegalDecision, Now
 
 
 class KVCacheManager:
@@ -358,7 +358,7 @@ class KVCacheManager:
         """Free whole blocks that the compression policy says no later query reads: at the head, behind the sinks."""
         table, head = seq.table, self._num_head_blocks
         assert table is not None
-        count = self.compression.num_droppable_tokens(seq.num_computed) // self.block_size - head - table.num_dropped_blocks
+        count = self._num_unread(seq.num_computed) // self.block_size - head - table.num_dropped_blocks
         if count <= 0 or not self.layout.shares_blocks:
             return
         self.cause = seq.group.request_id
@@ -369,6 +369,16 @@ class KVCacheManager:
         table.num_head_blocks = head
         table.num_dropped_blocks += count
         table.num_sent = -1
+
+    def _num_unread(self, num_computed: int) -> int:
+        """What the compression policy says can be dropped. IllegalDecision: something that the next query sees."""
+        window = self.compression.attention_window
+        most = 0 if window is None else max(0, num_computed + 1 - window)
+        num = self.compression.num_droppable_tokens(num_computed)
+        if not isinstance(num, int) or num > most:
+            raise IllegalDecision("compression", self.compression, f"num_droppable_tokens({num_computed}) = {num!r}",
+                                  f"a whole number of at most {most}: the tokens that have left the window")  # fmt: skip
+        return num
 
 
 class _AnyPlace(LayoutPolicy):

@@ -102,6 +102,7 @@ class PolicySet:
         if self.eviction.sees_future:
             raise UserError(f"eviction {type(self.eviction).__name__} must know all accesses in advance, which an engine does not: use it "
                             "in kvlab.replay, where the workload's future is given, or choose another eviction policy.")  # fmt: skip
+        self._check_masks()
         layout = type(self.layout).__name__
         if not self.layout.shares_blocks:
             if self.prefix_cache.enabled:
@@ -115,3 +116,18 @@ class PolicySet:
             if self.compression.attention_window is not None:
                 raise UserError(f"layout {layout} can't give back the blocks that compression {type(self.compression).__name__} drops: "
                                 "choose layout=paged, or compression=full.")  # fmt: skip
+
+    def _check_masks(self) -> None:
+        """What a compression policy says that queries see, which every part of an engine reads once."""
+        window, sinks, name = self.compression.attention_window, self.compression.num_sink_tokens, type(self.compression).__name__
+        if window is not None and not (_is_whole(window) and window >= 1):
+            raise UserError(f"{name}.attention_window = {window!r} is not allowed: a positive integer (tokens), or None (all are seen).")
+        if not (_is_whole(sinks) and sinks >= 0):
+            raise UserError(f"{name}.num_sink_tokens = {sinks!r} is not allowed: 0 or a positive integer (tokens).")
+        if sinks and window is None:
+            raise UserError(f"{name}.num_sink_tokens = {sinks} without a window is not allowed: every token is seen. "
+                            "Set attention_window, or leave num_sink_tokens at 0.")  # fmt: skip
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

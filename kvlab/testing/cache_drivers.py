@@ -144,11 +144,14 @@ def drive_compression(policy: CompressionPolicy, rng: Random, rules: Rules) -> l
     drops: list[int] = []
     for num_computed in (*range(60), *sorted(rng.randint(60, 9000) for _ in range(20))):
         dropped = policy.num_droppable_tokens(num_computed)
-        # The next query stands at position num_computed and reads the latest `window` positions, its own included.
-        most = 0 if policy.lossless else num_computed if window is None else max(0, num_computed + 1 - window)
+        # The next query stands at position num_computed and reads the latest `window` positions, its own included; without one, all.
+        most = 0 if policy.lossless or window is None else max(0, num_computed + 1 - window)
         legal = is_int(dropped) and (drops[-1] if drops else 0) <= dropped <= most
         rules.require(legal, "droppable", f"{dropped!r} of {num_computed} computed tokens; at most {most} are read no more")
         drops.append(dropped)
+    later = policy.attention_window, policy.num_sink_tokens
+    rules.require(later == (window, sinks), "droppable", f"attention_window and num_sink_tokens were {window}, {sinks} and are now "
+                  f"{later[0]}, {later[1]}: they are read once")  # fmt: skip
     return list(drops)
 
 

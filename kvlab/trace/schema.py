@@ -45,8 +45,8 @@ STEPS_RAW = _rows(
     num_output_tokens | int64 | tokens | accepted as output in this step, all sequences (all beams, those dropped later too)
     num_scheduled_seqs | int64 | sequences | computed in this step
     num_decode_seqs | int64 | sequences | of these, with a single new token (a last chunk of one token is one too)
-    num_kv_tokens_read | int64 | tokens | K and V entries that attention reads: each sequence's context with its new tokens, or its window
-    num_attention_pairs | int64 | pairs | query-key pairs: each new token sees the context up to and including itself, or its window
+    num_kv_tokens_read | int64 | tokens | K and V entries that attention reads: each sequence's context and new tokens, or sinks and window
+    num_attention_pairs | int64 | pairs | query-key pairs: each new token sees the context up to itself, or its sinks and window
     kv_blocks_total | int64 | blocks | gpu tier: blocks in the pool = used + evictable + free
     kv_blocks_used | int64 | blocks | gpu tier: held by some block table (reference count > 0)
     kv_blocks_evictable | int64 | blocks | gpu tier: cached content that no table holds; may be reused or evicted

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from engine_support import Forcer, make_engine, policies, policy_names, prompt_of, reference_outputs, request, run_to_end, serve
 
+from kvlab.policies.base import CompressionPolicy
 from kvlab.policies.compression import Streaming, Window
 from kvlab.testing.invariants import check_invariants
-from kvlab.types import UserError
+from kvlab.types import IllegalDecision, UserError
 
 SAMPLINGS: list[dict[str, Any]] = [{}, {"n": 3, "temperature": 1.0}, {"n": 2, "beam_width": 3}]
 
@@ -74,6 +75,43 @@ def test_what_regions_cannot_do_is_refused(seams: dict[str, Any], limits: dict[s
     """Sharing, a region larger than the pool, giving blocks back in the middle."""
     with pytest.raises(UserError, match=message):
         make_engine(12, 4, policies(layout="contiguous_max", **{"prefix_cache": "none", **seams}), **limits)
+
+
+class Own(CompressionPolicy):
+    """Somebody's own: any window, any sinks; `spared` tokens of the window are dropped too early."""
+
+    lossless = False
+
+    def __init__(self, window: Any, sinks: Any, spared: int = 0) -> None:
+        self.attention_window, self.num_sink_tokens, self.spared = window, sinks, spared
+
+    def num_droppable_tokens(self, num_computed_tokens: int) -> int:
+        return max(0, num_computed_tokens - 3 + self.spared)
+
+
+@pytest.mark.parametrize(
+    ("window", "sinks", "message"),
+    [
+        *[(window, 0, rf"Own\.attention_window = {window!r} is not allowed: a positive integer") for window in (0, -1, True, 4.0, "4")],
+        *[(4, sinks, rf"Own\.num_sink_tokens = {sinks!r} is not allowed: 0 or a positive integer") for sinks in (None, -1, True, 2.0, "2")],
+        (None, 2, "Own.num_sink_tokens = 2 without a window is not allowed"),
+    ],
+)
+def test_a_window_or_sinks_that_are_no_numbers_are_named_before_a_run(window: Any, sinks: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_engine(12, 4, policies(compression=Own(window, sinks)))
+
+
+def test_a_policy_that_drops_what_the_next_query_sees_is_stopped() -> None:
+    """Window 4 after 10 tokens: the next query, at 10, sees 7 on. 8 may not go, whatever the blocks; nothing may without a window."""
+    asked = request("a", prompt_of(10), 6)
+    for window, spared, most in ((4, 1, 7), (None, 0, 0)):
+        engine, _ = make_engine(12, 4, policies(compression=Own(window, 0, spared)))
+        with pytest.raises(IllegalDecision, match=rf"Own made .* num_droppable_tokens\(10\) = {7 + spared}\. Allowed: .* at most {most}:"):
+            serve(engine, [asked])
+    engine, log = make_engine(12, 4, policies(compression=Own(4, 0)))
+    serve(engine, [asked])
+    assert log.outputs == reference_outputs([asked], window=Window(4))
 
 
 def test_blocks_that_leave_the_window_come_free() -> None:
