@@ -15,7 +15,9 @@ import pandas as pd
 from kvlab.confidence import bootstrap, correlation_time, t_quantile_975
 from kvlab.decisions import DecisionDifference, first_difference
 from kvlab.flat import flatten
+from kvlab.reading import runs_inside, what_holds
 from kvlab.results import Run
+from kvlab.shared import is_url
 from kvlab.tables import text_table
 from kvlab.trace.summary import FIGURES, FINISHED
 from kvlab.types import UserError
@@ -81,7 +83,7 @@ def compare(first: Run | str | Path, second: Run | str | Path, seed: int = 0) ->
         first, second: runs, or their folders. seed: of the bootstrap.
 
     Raises:
-        UserError: no such folder, or one that holds no run, or nothing recorded.
+        UserError: no such folder, or one that holds no run, or several (a sweep's), or nothing recorded.
     """
     a, b = _run(first), _run(second)
     names = told_apart(a, b)
@@ -118,7 +120,19 @@ def remark(run: Run) -> str:
     return f" ({': '.join(filter(None, [run.state, '; '.join(filter(None, [run.error, *odd]))]))})"
 
 
+def check_no_sweep(folder: str | Path) -> None:
+    """UserError if a folder holds runs and is none: names two of them."""
+    inner = [] if is_url(folder) else runs_inside(Path(folder))
+    if len(inner) > 1:
+        a, b = inner[:2]
+        both = f" (in short: {a.parent}/{{{a.name},{b.name}}})" if a.parent == b.parent else ""
+        raise UserError(f"{what_holds(Path(folder), inner)}: name two of its runs, e.g. python -m kvlab.compare {a} {b}{both}. All of them "
+                        f"in one table: kvlab.load_runs({str(folder)!r}).frame.")  # fmt: skip
+
+
 def _run(run: Run | str | Path) -> Run:
+    if not isinstance(run, Run):
+        check_no_sweep(run)
     found = run if isinstance(run, Run) else Run.load(run)
     if not found.summary:
         raise UserError(f"{found.folder or found.name} has no figures to compare ({found.state}). Give a run's own folder.")

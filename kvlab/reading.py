@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,28 @@ def run_folders(folder: Path, depth: int = 0) -> list[Path]:
         children = []
     inner = [run for child in children if not child.is_symlink() for run in run_folders(child, depth + 1)]
     return inner or ([folder] if depth <= 1 else [])
+
+
+def runs_inside(folder: Path) -> list[Path]:
+    """The runs in a folder that is no run's itself, at most two levels down (a sweep's points, a folder of sweeps), in natural order."""
+    if _is_run(folder):
+        return []
+    inner = [*_children(folder), *(grandchild for child in _children(folder) if not _is_run(child) for grandchild in _children(child))]
+    return [run for run in inner if _is_run(run)]
+
+
+def _children(folder: Path) -> list[Path]:
+    """Folders in a folder; hidden ones and links left out, and all of one that can't be read."""
+    try:
+        return sorted((p for p in folder.iterdir() if p.is_dir() and not p.is_symlink() and not p.name.startswith(".")), key=_natural)
+    except OSError:
+        return []
+
+
+def what_holds(folder: Path, runs: Sequence[Path]) -> str:
+    """A folder of runs in words."""
+    number = f"{len(runs)} run{'s' * (len(runs) != 1)}"
+    return f"{folder} is a sweep's folder ({number})" if all(run.parent == folder for run in runs) else f"{folder} holds {number}"
 
 
 def _is_run(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from kvlab.flat import flatten
-from kvlab.reading import read_run
+from kvlab.reading import read_run, runs_inside, what_holds
 from kvlab.shared import Copy, is_url
 from kvlab.trace.frames import empty_frame
 from kvlab.trace.recorder import Recorder
@@ -158,7 +158,11 @@ class Run:
 
     @classmethod
     def load(cls, folder: Path | str, name: str | None = None) -> Run:
-        """Read a run's folder, whatever its state; tables when they are asked for. UserError if there is no such folder."""
+        """Read a run's folder, whatever its state; tables when they are asked for.
+
+        Raises:
+            UserError: there is no such folder, or it is no run's but holds runs (a sweep's).
+        """
         if is_url(folder):
             from kvlab.results import load_runs
 
@@ -169,6 +173,10 @@ class Run:
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder. Give a run's folder, or one that holds runs.")
+        inner = runs_inside(folder)
+        if inner:
+            raise UserError(f"{what_holds(folder, inner)}, and one run is wanted: give a run's own folder, e.g. {inner[0]}. All of them: "
+                            f"kvlab.load_runs({str(folder)!r}).")  # fmt: skip
         run = cls(name or folder.name, folder=folder, **read_run(folder)._asdict())
         if not run.summary and run.state not in ("empty", "foreign"):
             run._summarize()

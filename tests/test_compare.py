@@ -19,6 +19,7 @@ from sweep_support import SIMULATED
 
 import kvlab
 from kvlab import export
+from kvlab.calibration import calibrate
 from kvlab.compare import main
 from kvlab.comparing import told_apart
 from kvlab.confidence import bootstrap, correlation_time, mean_interval, t_quantile_975
@@ -406,6 +407,31 @@ def test_the_export_command(runs: dict[str, Run], tmp_path: Path, capsys: pytest
     ):
         assert export.main(words) == 2
         assert say in capsys.readouterr().err
+
+
+def test_a_sweeps_folder_is_said_to_be_one_and_two_of_its_runs_are_named(
+    runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "sweeps" / "s"
+    for number in ("2", "10"):
+        shutil.copytree(runs["a"].folder or "", root / number)
+    for words in ([root], [root, root], [root / "2", root]):
+        assert main([str(word) for word in words]) == 2
+        said = capsys.readouterr().err
+        assert f"{root} is a sweep's folder (2 runs): name two of its runs, e.g. python -m kvlab.compare {root}/2 {root}/10" in said
+        assert f"{root}/{{2,10}}" in said
+        assert "foreign" not in said
+    shutil.copytree(root, tmp_path / "sweeps" / "t")
+    assert main([str(tmp_path / "sweeps"), str(root / "2")]) == 2
+    assert f"{tmp_path / 'sweeps'} holds 4 runs: name two" in capsys.readouterr().err
+    for read in (kvlab.explain, Run.load, calibrate):
+        with pytest.raises(UserError, match=r"a sweep's folder \(2 runs\), and one run is wanted: give a run's own folder, e.g. .*s/2. All"):
+            read(root)
+    assert main([str(root / "2")]) == 2
+    assert "Two run folders are needed, 1 were given" in capsys.readouterr().err
+    shutil.rmtree(root / "2")
+    with pytest.raises(UserError, match=r"is a sweep's folder \(1 run\), and one run is wanted: give a run's own folder, e.g. .*s/10"):
+        kvlab.compare(root, runs["a"])
 
 
 def test_a_run_that_was_cut_off_is_compared_and_exported_with_a_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
