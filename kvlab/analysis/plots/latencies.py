@@ -62,7 +62,7 @@ def latency(
         goal = getattr(goals, f"{kind}_ms", None)
         if goal is not None:
             fig.add_vline(x=goal * factor / 1e3, line={"color": VERMILLION, "dash": "dash", "width": 1.5}, row=row, col=col)
-        fig.update_xaxes(title_text=f"{KINDS[kind]} ({unit})", rangemode="tozero", row=row, col=col)
+        fig.update_xaxes(title_text=f"{KINDS[kind]} ({unit})", rangemode="tozero", nticks=4, row=row, col=col)
         fig.update_yaxes(title_text="gaps (%)" if kind == "itl" else "requests (%)", range=[0, 102], row=row, col=col)
     return fig.update_layout(hovermode="closest")
 
