@@ -3,7 +3,9 @@
 Rules for every policy:
 - The constructor only stores and checks parameters; `reset()` (if any state) makes it as new. Deterministic: randomness only from
   a seed parameter.
-- It sees read-only views, with the step and the engine's time in `Now`; it never reads a clock nor changes an engine object.
+- It sees read-only views, with the step and the engine's time in `Now`; it never reads a clock nor changes an engine object. (Views are
+  the engine's own objects: the queues can't be changed through them, a request's facts are compared when it ends, and `check_policy`
+  notices every write.)
 - It owns its metadata and nothing else. The engine checks each decision: an `IllegalDecision` names the policy that erred.
 """
 
@@ -325,6 +327,9 @@ class KeyEviction(EvictionPolicy):
         """A candidate from now on, or one whose key has changed. IllegalDecision: the key is no tuple, or can't be compared."""
         try:
             self._live[block_id] = entry = (*key, block_id)
+            for part in key:
+                if part != part:
+                    raise IllegalDecision("eviction", self, f"the key of block {block_id} is {key!r}", "a tuple of numbers, no NaN")
             heapq.heappush(self._heap, entry)
             if len(self._heap) > 2 * len(self._live) + 32:  # stale entries would pile up in a pool that seldom evicts
                 self._heap = list(self._live.values())

@@ -338,6 +338,7 @@ class Engine:
         self._close(group, end_s)
 
     def _close(self, group: SequenceGroup, end_s: float) -> RequestRecord:
+        group.check_facts()
         del self.groups[group.request_id]
         if self._tell_group_ended:
             self._ended_groups.append((group, end_s))

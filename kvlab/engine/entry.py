@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvlab.cache.manager import KVCacheManager
+from kvlab.engine.read_only import ReadOnly
 from kvlab.engine.sequence import SequenceGroup
 
 
@@ -20,9 +21,9 @@ class Entry:
                  kv: KVCacheManager) -> None:  # fmt: skip
         self.group = group
         self.kind = kind
-        self.hits = hits
+        self._hits = hits
         self.first_chunk_tokens = first_chunk_tokens
-        self.running = running
+        self.running = ReadOnly(running)
         self.num_available_blocks = kv.num_available(hits)
         self._kv = kv
 
@@ -31,12 +32,12 @@ class Entry:
         kv, group = self._kv, self.group
         first = group.seqs[0]
         if kv.regions is not None:
-            return kv.region_blocks(first, num_tokens) * group.num_sequences - len(self.hits)
+            return kv.region_blocks(first, num_tokens) * group.num_sequences - len(self._hits)
         if self.kind == "swapped_in":
             held = [s.table for s in group.seqs if s.table is not None]
             grown = sum(max(0, -(-(num_tokens - table.capacity) // kv.block_size)) for table in held)
             return len(kv.swapper.swapped_block_ids(group)) + grown + self._unattached_blocks(num_tokens)
-        return max(0, kv.num_blocks_for(num_tokens) - len(self.hits)) + self._unattached_blocks(num_tokens)
+        return max(0, kv.num_blocks_for(num_tokens) - len(self._hits)) + self._unattached_blocks(num_tokens)
 
     def _unattached_blocks(self, num_tokens: int) -> int:
         """Own blocks of sequences that still have to branch off, from the branching point on."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seqs
 from typing import TYPE_CHECKING
 
+from kvlab.engine.read_only import ReadOnly
 from kvlab.engine.sequence import SequenceGroup
 from kvlab.policies.base import PrefixesView, SchedulingPolicy
 from kvlab.types import IllegalDecision, Now
@@ -53,10 +54,14 @@ class WaitingQueue:
 
     def add(self, group: SequenceGroup, now: Now) -> None:
         """A new group."""
+        entry = self.entry(group, now)
         if self._orders:
-            self._sorted.append(self.entry(group, now))
-        else:
-            insort(self._sorted, self.entry(group, now))
+            self._sorted.append(entry)
+            return
+        try:
+            insort(self._sorted, entry)
+        except TypeError as error:
+            raise self._incomparable(error, [entry, *self._sorted]) from error
 
     def add_preempted(self, group: SequenceGroup, now: Now) -> None:
         """A preempted group goes to the front, or where its key puts it."""
@@ -80,14 +85,31 @@ class WaitingQueue:
             return
         self._keyed_at = now.step
         if not self._orders:
-            self._sorted = sorted(self.entry(group, now) for _, _, group in self._sorted)
+            self._sorted = self._in_order([self.entry(group, now) for _, _, group in self._sorted])
             return
         waiting = sorted((group for _, _, group in self._sorted), key=lambda group: group.group_id)
-        ordered = list(self._policy.order(tuple(waiting), self._prefixes, now) or ())
+        answer: object = self._policy.order(tuple(waiting), self._prefixes, now)
+        ordered = list(answer) if isinstance(answer, Iterable) else []
         if len(ordered) != len(waiting) or {id(group) for group in ordered} != {id(group) for group in waiting}:
             raise IllegalDecision("scheduling", self._policy, f"an order of {len(ordered)} groups",
                                   f"each of the {len(waiting)} that wait, once")  # fmt: skip
-        self._sorted = [((), group.group_id, group) for group in ordered]  # type: ignore[misc]
+        self._sorted = [((), group.group_id, group) for group in ordered]
+
+    def in_order(self, groups: Seqs[SequenceGroup], now: Now) -> list[SequenceGroup]:
+        """Groups as the policy sorts them."""
+        return [group for _, _, group in self._in_order([self.entry(group, now) for group in groups])]
+
+    def _in_order(self, entries: Seqs[Entry]) -> list[Entry]:
+        try:
+            return sorted(entries)
+        except TypeError as error:
+            raise self._incomparable(error, entries) from error
+
+    def _incomparable(self, error: TypeError, entries: Seqs[Entry]) -> IllegalDecision:
+        """Of entries whose keys have no order."""
+        keys = list(dict.fromkeys(repr(key) for key, _, _ in entries))[:3]
+        return IllegalDecision("scheduling", self._policy, f"keys {', '.join(keys)} ... ({error})",
+                               "tuples of numbers, which can be compared with each other")  # fmt: skip
 
     def pop_head(self) -> SequenceGroup:
         """Take the group that `head` returned."""
@@ -115,12 +137,12 @@ class Queues:
     @property
     def running(self) -> Seqs[SequenceGroup]:
         """In order of entry."""
-        return self._scheduler.running
+        return ReadOnly(self._scheduler.running)
 
     @property
     def swapped(self) -> Seqs[SequenceGroup]:
         """In order of return."""
-        return self._scheduler.swapped
+        return ReadOnly(self._scheduler.swapped)
 
     @property
     def num_waiting(self) -> int:

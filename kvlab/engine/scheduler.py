@@ -9,7 +9,7 @@ Nothing enters in a step that preempted, as long as something runs. Swapped grou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seqs
 from itertools import islice
 from typing import Any
@@ -70,12 +70,17 @@ class Scheduler:
         self.kv.set_now(now)
         self._tell_eviction(now)
         budget = batching.token_budget(self.queues, self.config.max_num_batched_tokens)
+        if budget.__class__ is not int or budget < 0:
+            raise IllegalDecision("batching", batching, f"a token budget of {budget!r}", "an integer from 0 on")
         build = PlanBuilder(now, budget, self.released, self.forked)
         self.released, self.forked = [], []
         if self._owed:
             build.made_room = any(group.status is RUNNING for group in self._owed)  # what came free is for them
             self._owed.clear()
-        build.watermark_blocks = self.policies.admission.headroom_blocks(self.kv.pool)
+        build.watermark_blocks = headroom = self.policies.admission.headroom_blocks(self.kv.pool)
+        if headroom.__class__ is not int or not 0 <= headroom <= self.kv.pool.num_blocks:
+            raise IllegalDecision("admission", self.policies.admission, f"a headroom of {headroom!r} blocks",
+                                  f"an integer from 0 to the {self.kv.pool.num_blocks} there are")  # fmt: skip
         for alternative in self._phases(now):
             build.phases = alternative
             for phase in alternative:
@@ -104,7 +109,11 @@ class Scheduler:
         phases = self.policies.batching.phases(self.queues, now)
         if phases == self._legal_phases:  # mostly those of the step before
             return phases
-        if not all(phase in self._enterers for alternative in phases for phase in alternative):
+        try:
+            is_legal = all(phase in self._enterers for alternative in phases for phase in alternative)
+        except TypeError:  # not even a sequence of sequences
+            is_legal = False
+        if not is_legal:
             raise IllegalDecision("batching", self.policies.batching, f"phases {phases!r}", "orders of running, waiting, swapped")
         if isinstance(phases, tuple) and all(isinstance(alternative, tuple) for alternative in phases):
             self._legal_phases = phases
@@ -159,7 +168,8 @@ class Scheduler:
 
     def _running_order(self, now: Now) -> Seqs[SequenceGroup]:
         """The batching policy's order of the running groups."""
-        ordered: Any = tuple(self.policies.batching.running_order(tuple(self.running), now) or ())
+        answer: object = self.policies.batching.running_order(tuple(self.running), now)
+        ordered: Any = tuple(answer) if isinstance(answer, Iterable) else ()
         if len(ordered) != len(self.running) or {id(group) for group in ordered} != {id(group) for group in self.running}:
             raise IllegalDecision("batching", self.policies.batching, f"an order of {len(ordered)} groups",
                                   f"each of the {len(self.running)} that run, once")  # fmt: skip
@@ -187,12 +197,11 @@ class Scheduler:
         """Whether the next swapped group goes before the head of the waiting queue: always, unless the policy sorts them together."""
         if self.policies.scheduling.preempted_first:
             return True
-        entry = self.waiting.entry
-        self.swapped.sort(key=lambda g: entry(g, build.now)[:2])
+        self.swapped[:] = self.waiting.in_order(self.swapped, build.now)
         head = self.waiting.head(build.now)
         if head is None or "waiting" not in build.phases:
             return True
-        return entry(self.swapped[0], build.now)[:2] < entry(head, build.now)[:2]
+        return self.waiting.in_order((self.swapped[0], head), build.now)[0] is self.swapped[0]
 
     def _num_running_seqs(self) -> int:
         num_lanes = len(self.lanes.groups)

@@ -11,7 +11,7 @@ from kvlab.cache.pool import CachedBlock
 from kvlab.cache.table import BlockTable
 from kvlab.engine.beam import BeamState
 from kvlab.engine.stopping import StopChecker, end_token_ids
-from kvlab.types import Request, TokenLogprobs
+from kvlab.types import ChangedView, Request, TokenLogprobs
 
 if TYPE_CHECKING:
     from kvlab.engine.steady import Lanes
@@ -104,6 +104,18 @@ class SequenceGroup:
         self.spans: list[tuple[str, float, float]] = []
         self.phase = "queue"
         self.phase_since = request.arrival_s
+
+    def check_facts(self) -> None:
+        """ChangedView unless what policies may see and nobody changes is still as the request has it."""
+        request, known = self.request, self.request.known_output_len
+        facts = {
+            "arrival_s": request.arrival_s, "priority": request.priority, "tenant": request.tenant, "request_id": request.request_id,
+            "max_tokens": self.max_output, "num_prompt_tokens": len(request.prompt_token_ids),
+            "oracle_output_len": None if known is None else min(known, self.max_output),
+        }  # fmt: skip
+        for name, fact in facts.items():
+            if getattr(self, name) != fact:
+                raise ChangedView(name, f"request {request.request_id!r}", fact, getattr(self, name))
 
     def enter_phase(self, phase: str, at_s: float) -> None:
         """Close the span of the present phase (queue, prefill, decode, preempted, swapped) and begin another."""

@@ -31,6 +31,14 @@ class IllegalDecision(KvlabError, RuntimeError):
         super().__init__(f"{seam} policy {self.policy} made an illegal decision: {decision}. Allowed: {allowed}.")
 
 
+class ChangedView(KvlabError, RuntimeError):
+    """A policy or a listener wrote to what it was given to look at; figures made with it would be wrong."""
+
+    def __init__(self, what: str, of: str, there: object, here: object) -> None:
+        super().__init__(f"{what} of {of} was changed from {there!r} to {here!r} by a policy or a listener: what they are given is to be "
+                         "read only. kvlab.testing.check_policy(YourPolicy) finds which.")  # fmt: skip
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """A UserError for a name that does not exist, with the nearest match and the whole list."""
     names = sorted(valid)

@@ -119,7 +119,7 @@ def test_a_replay_of_something_else_says_where_it_differs(tmp_path: Path, change
     with pytest.raises(UserError, match=what) as found:
         kvlab.run(kvlab.compose(*base, change, "runner=recorded", f"run={tmp_path / 'real'}"), folder=tmp_path / "again", listeners=[log],
                   progress=False)  # fmt: skip
-    assert "its configuration or workload differs" in str(found.value)
+    assert "the configuration, the workload or a policy's code differs" in str(found.value)
     step = re.match(r"Step (\d+)", str(found.value))
     if step is not None:
         assert len(log.plans) == int(step.group(1))  # nothing of the step that differs was made up

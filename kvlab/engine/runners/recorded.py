@@ -50,12 +50,14 @@ class RecordedRunner:
             UserError: the plan is not the recorded one (another configuration, workload or version), or the recording is over.
         """
         if self._next >= len(self.steps):
-            raise UserError(f"{self.name} has {len(self.steps)} steps and this replay needs more: its configuration or workload differs.")
+            raise UserError(f"{self.name} has {len(self.steps)} steps and this replay needs more: the recorded run was cut short, or the "
+                            "configuration, the workload or a policy's code differs.")  # fmt: skip
         step = self.steps[self._next]
         here = tuple(s.seq_id for s in plan.scheduled), tuple(s.num_new_tokens for s in plan.scheduled)
         if here != (step.seq_ids, step.num_new_tokens):
             raise UserError(f"Step {plan.step} of this replay schedules sequences {here[0][:8]} with {here[1][:8]} tokens, {self.name} had "
-                            f"{step.seq_ids[:8]} with {step.num_new_tokens[:8]}: its configuration or workload differs.")  # fmt: skip
+                            f"{step.seq_ids[:8]} with {step.num_new_tokens[:8]}: the configuration, the workload or a policy's code "
+                            "differs.")  # fmt: skip
         self._next += 1
         self._clock.num_decided = self._next
         return Ready(step.outcome)
