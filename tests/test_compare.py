@@ -425,7 +425,7 @@ def test_a_sweeps_folder_is_said_to_be_one_and_two_of_its_runs_are_named(
     assert main([str(tmp_path / "sweeps"), str(root / "2")]) == 2
     assert f"{tmp_path / 'sweeps'} holds 4 runs: name two" in capsys.readouterr().err
     for read in (kvlab.explain, Run.load, calibrate):
-        with pytest.raises(UserError, match=r"a sweep's folder \(2 runs\), and one run is wanted: give a run's own folder, e.g. .*s/2. All"):
+        with pytest.raises(UserError, match=r"a sweep's folder \(2 runs\), and one run is wanted: give a run's own folder, e.g. .*s/2"):
             read(root)
     assert main([str(root / "2")]) == 2
     assert "Two run folders are needed, 1 were given" in capsys.readouterr().err
