@@ -111,14 +111,23 @@ class _Reader:
         if damaged:
             self.sentences.append(f"Not everything could be read: {'; '.join(damaged)}.")
         if len(self.steps) and self.total_s > 0:
-            tokens = int(self.steps["num_output_tokens"].sum())
-            took = f"{seconds(self.total_s)} and {len(self.steps):,} steps; {tokens / self.total_s:,.1f} output tokens/s"
+            took = f"{seconds(self.total_s)} and {len(self.steps):,} steps; {self._throughput()}"
             self.sentences.append(f"{took}; how many requests ended, and how many were refused, is unknown ({self.no_requests})."
                                   if self.no_requests else f"{len(self.requests):,} requests ended in {took}.")  # fmt: skip
         if not nothing_served(self.requests):
             self.sentences += [f"{text}." for text in self.unserved]
         self._refused()
         self._cut_short()
+
+    def _throughput(self) -> str:
+        """The summary's figure; where that counts fewer tokens than the steps made (of requests that did not finish), both."""
+        made = int(self.steps["num_output_tokens"].sum())
+        known, counted = self.run.summary.get("output_token_throughput_per_s"), self.run.summary.get("num_output_tokens")
+        if not _is_number(known) or not _is_number(counted):
+            return f"{made / self.total_s:,.1f} output tokens/s"
+        if counted >= made:
+            return f"{known:,.1f} output tokens/s" + (" (of all requests, ended or not)" if self.run.state != "finished" else "")
+        return f"{known:,.1f} output tokens/s of finished requests ({counted:,} of {made:,} output tokens)"
 
     def _refused(self) -> None:
         """Those that a larger pool would have served."""
@@ -351,6 +360,10 @@ class _Reader:
         """Mean over the time in steps."""
         weights = self.seconds if self.seconds.sum() > 0 else None
         return float(np.average(self.steps[column].to_numpy(dtype=np.float64), weights=weights))
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_whole(value: Any) -> TypeGuard[int]:

@@ -188,7 +188,8 @@ class Run:
         if len(steps) or len(requests):
             record = self.config.get("record")
             known = record if isinstance(record, Mapping) else {}
-            self.summary = summarize(steps if known.get("steps", True) else None, requests if known.get("requests", True) else None)
+            self.summary = summarize(steps if known.get("steps", True) else None, requests if known.get("requests", True) else None,
+                                     cut_off=self.state != "finished")  # fmt: skip
             self._note(f"summary made from {len(steps)} recorded steps and {len(requests)} requests")
         else:
             self._note("nothing was recorded")

@@ -199,10 +199,10 @@ def _blame(error: BaseException) -> None:
         error.add_note(culprit)
 
 
-def _summary(recorder: Recorder, record: Mapping[str, bool], goals: Goals | None = None) -> dict[str, Any]:
+def _summary(recorder: Recorder, record: Mapping[str, bool], goals: Goals | None = None, cut_off: bool = False) -> dict[str, Any]:
     """Figures of what was recorded."""
     steps = recorder.steps(STEP_COLUMNS) if record.get("steps", True) else None
-    return summarize(steps, recorder.requests(REQUEST_COLUMNS) if record.get("requests", True) else None, goals)
+    return summarize(steps, recorder.requests(REQUEST_COLUMNS) if record.get("requests", True) else None, goals, cut_off)
 
 
 def _what_there_is(recorder: Recorder | None, record: Mapping[str, bool]) -> dict[str, Any] | None:
@@ -212,7 +212,7 @@ def _what_there_is(recorder: Recorder | None, record: Mapping[str, bool]) -> dic
     with suppress(Exception):
         recorder.close()
     with suppress(Exception):
-        return _summary(recorder, record)
+        return _summary(recorder, record, cut_off=True)
     return None
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from trace_examples import OUTCOMES, REQUESTS, STATS, plan
 
+import kvlab
 from kvlab.experiment import FAILED, OK, _code_of
 from kvlab.explaining import explain
 from kvlab.objectives import kept_off
@@ -49,7 +50,7 @@ def make(path, block_size=8, eviction="lru", until="finished") -> RunFolder:
         except RuntimeError as error:
             folder.fail(error)
     elif until == "pruned":
-        folder.prune(RuntimeError("run 3 is better"), summarize(recorder.steps(), recorder.requests()))
+        folder.prune(RuntimeError("run 3 is better"), summarize(recorder.steps(), recorder.requests(), cut_off=True))
     elif until == "finished":
         folder.finish(summarize(recorder.steps(), recorder.requests()))
     return folder
@@ -164,6 +165,31 @@ def test_every_kind_of_folder_is_a_row_and_none_an_error(tmp_path):
     assert len(runs.steps()) == 3 * 5  # finished, failed, killed, running, partial
     assert math.isnan(frame["block_size"]["5-empty"])
     assert [r.name for r in runs.finished()] == ["0-finished"]
+
+
+def test_a_killed_run_and_its_explanation_tell_the_same_throughput_of_all_tokens(tmp_path):
+    """Killed before a ended: steps of 1 s to 3 s made 5 tokens, the only finished request had 2. A finished run counts that one's."""
+    runs = {}
+    for until in ("killed", "finished"):
+        folder = RunFolder.create(tmp_path / until)
+        folder.start(CONFIG.format(block_size=8, eviction="lru"))
+        recorder = Recorder(folder.path, buffer_rows=1)
+        for step, row in enumerate(STATS):
+            recorder.on_step(plan(step), OUTCOMES[step], row)
+        for record in REQUESTS[1:3]:  # b has finished, c was aborted
+            recorder.on_request(record)
+        recorder.flush()
+        if until == "killed":
+            status = json.loads((folder.path / "status.json").read_text())
+            (folder.path / "status.json").write_text(json.dumps({**status, "process_start": "1"}))
+        else:
+            recorder.close()
+            folder.finish(summarize(recorder.steps(), recorder.requests()))
+        runs[until] = Run.load(folder.path)
+    assert (runs["killed"].state, runs["killed"].summary["output_token_throughput_per_s"]) == ("killed", 2.5)
+    assert "2.5 output tokens/s (of all requests, ended or not)" in str(kvlab.explain(runs["killed"]))
+    assert runs["finished"].summary["output_token_throughput_per_s"] == 1.0
+    assert "1.0 output tokens/s of finished requests (2 of 5 output tokens)" in str(kvlab.explain(runs["finished"]))
 
 
 def test_a_pruned_run_is_neither_finished_nor_failed(tmp_path):

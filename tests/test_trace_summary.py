@@ -43,6 +43,24 @@ def test_figures(recorder):
     assert list(summary) == [*(f.key for f in FIGURES), "finish_reasons"]
 
 
+def test_output_of_a_run_that_was_cut_off_is_what_its_steps_made(recorder):
+    """Only b (2 tokens) and c (aborted) had ended when it was killed; the steps of 1.0 s to 3.0 s made 2 + 2 + 1 tokens (a: 3)."""
+    steps, requests = recorder.steps(), recorder.requests()
+    known = requests[requests["request_id"].isin(["b", "c"])]
+    cut = summarize(steps, known, cut_off=True)
+    assert (cut["num_finished"], cut["num_output_tokens"], cut["output_token_throughput_per_s"]) == (1, 5, 2.5)
+    assert (cut["num_prompt_tokens"], cut["total_token_throughput_per_s"]) == (20, None)
+    assert summarize(steps, known)["output_token_throughput_per_s"] == 1.0
+    late = summarize(steps, requests[requests["request_id"] == "c"], cut_off=True)  # c came 0.25 s after the first step began
+    assert (late["duration_s"], late["output_token_throughput_per_s"]) == (2.0, 2.5)
+    assert summarize(steps, None, cut_off=True)["output_token_throughput_per_s"] == 2.5
+    assert summarize(None, known, cut_off=True)["output_token_throughput_per_s"] is None
+    assert summarize(steps[:0], known, cut_off=True)["num_output_tokens"] == 2  # the table of steps is damaged
+    meanings = {f.key: f.meaning for f in FIGURES}
+    assert "of a run that was cut off, of all steps" in meanings["num_output_tokens"]
+    assert meanings["output_token_throughput_per_s"] == "num_output_tokens / duration"
+
+
 def test_goodput_counts_finished_requests_that_meet_every_goal(recorder):
     frames = recorder.steps(), recorder.requests()
     for goals, good in ((Goals(ttft_ms=500), 2), (Goals(ttft_ms=499), 0), (Goals(tpot_ms=700), 1), (Goals(500, 750, 1999), 1)):

@@ -1,7 +1,9 @@
 """A run in figures, with the words and definitions of serving benchmarks (vLLM's `bench serve`).
 
 Latencies are those of finished requests (reasons stop and length); refused, aborted and cut-off ones are counted apart.
-Percentiles interpolate linearly. Throughput is what finished requests got, over the time from first arrival to last commit.
+Percentiles interpolate linearly. Throughput is what finished requests got, over the time from first arrival to last commit; of a run that
+was cut off (killed, failed, interrupted, pruned, still running) it is all output that its steps made: most of it is of requests that
+had not ended and are in no row.
 """
 
 from __future__ import annotations
@@ -49,13 +51,15 @@ FIGURES = (
     Figure("num_other", "Otherwise ended requests", "", "e.g. kv_capacity: see finish_reasons"),
     Figure("num_steps", "Steps", "", "steps committed"),
     Figure("duration_s", "Duration", "s", "first arrival to last commit, on the engine's clock"),
-    Figure("num_prompt_tokens", "Total input tokens", "tokens", "prompts of finished requests"),
-    Figure("num_output_tokens", "Total generated tokens", "tokens", "output of finished requests, all their sequences"),
+    Figure("num_prompt_tokens", "Total input tokens", "tokens", "prompts of finished requests, also of a run that was cut off"),
+    Figure("num_output_tokens", "Total generated tokens", "tokens", "output of finished requests, all their sequences; "
+           "of a run that was cut off, of all steps (requests that had not ended included)"),
     Figure("request_throughput_per_s", "Request throughput", "req/s", "finished requests / duration"),
     Figure("request_goodput_per_s", "Request goodput", "req/s", "those that met every goal / duration; null without goals"),
     Figure("goodput_fraction", "Requests that met the goals", "fraction", "of all ended requests; null without goals"),
-    Figure("output_token_throughput_per_s", "Output token throughput", "tok/s", "generated tokens / duration"),
-    Figure("total_token_throughput_per_s", "Total token throughput", "tok/s", "input and generated tokens / duration"),
+    Figure("output_token_throughput_per_s", "Output token throughput", "tok/s", "num_output_tokens / duration"),
+    Figure("total_token_throughput_per_s", "Total token throughput", "tok/s",
+           "input and generated tokens of finished requests / duration; null for a run that was cut off"),
     *(
         Figure(f"{statistic}_{key}_ms", f"{statistic.capitalize()} {title}", "ms", meaning)
         for key, title, meaning in _LATENCIES
@@ -84,9 +88,10 @@ FIGURES = (
 
 
 _OF_BOTH = ("duration_s",)
+_OUTPUT = ("num_output_tokens", "output_token_throughput_per_s")
 
 STEP_COLUMNS = (
-    "now_s", "end_s", "step_ms", "schedule_ms", "num_running_reqs", "kv_cache_usage", "internal_fragmentation_tokens",
+    "now_s", "end_s", "step_ms", "schedule_ms", "num_output_tokens", "num_running_reqs", "kv_cache_usage", "internal_fragmentation_tokens",
     "prefix_cache_hits", "prefix_cache_queries", "preempted_hits", "preempted_queries", "num_preemptions", "recomputed_tokens",
     "num_evicted_blocks", "swapped_out_blocks", "swapped_in_blocks", "cow_copies", "process_rss_bytes", "device_memory_allocated_bytes",
 )  # fmt: skip
@@ -97,16 +102,19 @@ REQUEST_COLUMNS = (
 """What `summarize` looks at: of a long run nothing else need be in memory."""
 
 
-def summarize(steps: pd.DataFrame | None, requests: pd.DataFrame | None, goals: Goals | None = None) -> dict[str, Any]:
+def summarize(
+    steps: pd.DataFrame | None, requests: pd.DataFrame | None, goals: Goals | None = None, cut_off: bool = False
+) -> dict[str, Any]:
     """The figures of `FIGURES` and `finish_reasons` (reason: count); undefined ones (no such request, no step) are None.
 
     A frame that was not recorded is given as None: its figures are None, not 0 (with one of the two the duration is that frame's).
+    `cut_off`: the run ended before its requests did, so that its output is what its steps made.
     """
     if steps is not None and requests is not None:
-        return _summarize(steps, requests, goals)
+        return _summarize(steps, requests, goals, cut_off)
     empty_steps, empty_requests = empty_frame("steps"), empty_frame("requests")
-    out = _summarize(empty_steps if steps is None else steps, empty_requests if requests is None else requests, goals)
-    of_steps = {"num_steps", *_step_figures(empty_steps)}
+    out = _summarize(empty_steps if steps is None else steps, empty_requests if requests is None else requests, goals, cut_off)
+    of_steps = {"num_steps", *_step_figures(empty_steps), *(_OUTPUT if cut_off else ())}
     for key in out:
         unknown = steps is None if key in of_steps else requests is None and key not in _OF_BOTH
         if unknown or (steps is None and requests is None):
@@ -114,10 +122,12 @@ def summarize(steps: pd.DataFrame | None, requests: pd.DataFrame | None, goals: 
     return out
 
 
-def _summarize(steps: pd.DataFrame, requests: pd.DataFrame, goals: Goals | None) -> dict[str, Any]:
+def _summarize(steps: pd.DataFrame, requests: pd.DataFrame, goals: Goals | None, cut_off: bool) -> dict[str, Any]:
     done = requests[requests["finish_reason"].isin(FINISHED)]
-    duration = _duration(steps, requests)
+    duration = _duration(steps, requests, cut_off)
     num_prompt, num_output = int(done["num_prompt_tokens"].sum()), int(done["num_output_tokens"].sum())
+    if cut_off:  # of steps that are lost (damaged), the requests that ended know at least their own
+        num_output = max(num_output, int(steps["num_output_tokens"].sum()))
     reasons = {str(k): int(v) for k, v in sorted(requests["finish_reason"].value_counts().items())}
     num_refused, num_aborted = reasons.get("refused", 0), reasons.get("abort", 0)
     good = _num_good(done, goals)
@@ -129,7 +139,7 @@ def _summarize(steps: pd.DataFrame, requests: pd.DataFrame, goals: Goals | None)
         "request_goodput_per_s": None if good is None else _over(good, duration),
         "goodput_fraction": None if good is None else _over(good, len(requests)),
         "output_token_throughput_per_s": _over(num_output, duration),
-        "total_token_throughput_per_s": _over(num_prompt + num_output, duration),
+        "total_token_throughput_per_s": None if cut_off else _over(num_prompt + num_output, duration),
     }  # fmt: skip
     for key, _, _ in _LATENCIES:
         values = _gaps(done) if key == "itl" else done[f"{key}_s"].to_numpy(dtype=np.float64)
@@ -139,10 +149,13 @@ def _summarize(steps: pd.DataFrame, requests: pd.DataFrame, goals: Goals | None)
     return {**out, "finish_reasons": reasons}
 
 
-def _duration(steps: pd.DataFrame, requests: pd.DataFrame) -> float | None:
-    """Seconds from the first arrival (first step, without requests) to the last commit or finish."""
+def _duration(steps: pd.DataFrame, requests: pd.DataFrame, cut_off: bool) -> float | None:
+    """Seconds from the first arrival (first step, without requests) to the last commit or finish. Where a run was cut off, the first to
+    arrive may not have ended: its first step counts too."""
     ends = [*steps["end_s"].tail(1), *requests["finish_s"].nlargest(1)]
-    starts = [*requests["arrival_s"].nsmallest(1)] or [*steps["now_s"].head(1)]
+    starts = [*requests["arrival_s"].nsmallest(1)]
+    if cut_off or not starts:
+        starts += [*steps["now_s"].head(1)]
     return float(max(ends) - min(starts)) if ends and starts else None
 
 
