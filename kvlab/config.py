@@ -38,6 +38,18 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _is_device(name: str) -> bool:
+    """Whether torch knows a device of that name; whether there is one is the runner's to say."""
+    if name == "auto":
+        return True
+    import torch  # here, as reading configurations and drawing need none of it
+
+    try:
+        return bool(torch.device(name))
+    except RuntimeError:
+        return False
+
+
 Check = tuple[Callable[[Any], bool], str]
 _POSITIVE: Check = (lambda v: _is_int(v) and v >= 1, "a positive integer")
 _POSITIVE_OR_NULL: Check = (lambda v: v is None or (_is_int(v) and v >= 1), "a positive integer, or null")
@@ -56,7 +68,7 @@ VALUES: dict[str, Check] = {
     "max_num_batched_tokens": _POSITIVE,
     "max_model_len": (_POSITIVE_OR_NULL[0], "a positive integer (tokens), or null (the model's own limit)"),
     "dtype": (lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}"),
-    "device": (lambda v: isinstance(v, str) and v != "", "auto, cpu, cuda, cuda:0, ..."),
+    "device": (lambda v: isinstance(v, str) and _is_device(v), "auto, cpu, cuda, or cuda:0 and so on"),
     "backend": (lambda v: v in BACKENDS, f"one of {', '.join(BACKENDS)}"),
     "threads": _POSITIVE_OR_NULL,
     "depth": (lambda v: _is_int(v) and v in (0, 1), "0 (a plan waits for the last outcome) or 1 (it is made while the last one runs)"),
@@ -65,7 +77,7 @@ VALUES: dict[str, Check] = {
 }
 """Top-level values: what is allowed, as a test and in words."""
 
-NAMES: dict[str, Iterable[str]] = {"dtype": DTYPES, "backend": BACKENDS}
+NAMES: dict[str, Iterable[str]] = {"dtype": DTYPES, "backend": BACKENDS, "device": ("auto", "cpu", "cuda")}
 """Values that are one of a few names."""
 
 SINCE: dict[str, Any] = {"depth": 0, "backend": "auto", "kv_cache_bytes": None, "gpu_memory_utilization": 0.9, "tensor_parallel_size": 1}

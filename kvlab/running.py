@@ -18,6 +18,7 @@ from kvlab.assembly import Parts, check_early, engine_config, make_engine, no_sw
 from kvlab.building import build, describe
 from kvlab.calibration import WORK_COLUMNS, describe_cost
 from kvlab.config import check_config, to_plain
+from kvlab.effects import without_effect
 from kvlab.engine import driver
 from kvlab.engine.config import PolicySet
 from kvlab.engine.runners.simulated import SimulatedRunner
@@ -143,7 +144,7 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
         sizing.foresee(first_shapes(setup.workload, context, setup.policies.prefix_cache.enabled))
         sizes = engine_config(setup.config, setup.policies, parts)
     chosen = list(sizing.explain())
-    unable = no_swap_space(sizes, setup.policies)
+    unable = (*no_swap_space(sizes, setup.policies), *without_effect(setup.config, setup.policies, setup.given))
     config = {**setup.config, "block_size": sizes.block_size, "num_blocks": sizes.num_blocks, "max_model_len": sizes.max_model_len,
               "dtype": parts.dtype}  # fmt: skip
     shown = _yaml(config | _described(setup.given))

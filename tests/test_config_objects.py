@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import types
@@ -11,10 +12,13 @@ from pathlib import Path
 import pytest
 
 import kvlab
-from kvlab.assembly import simulated_parts, torch_parts
+from kvlab.assembly import policy_set, simulated_parts, torch_parts
 from kvlab.building import build, find_class
+from kvlab.composition import groups
 from kvlab.config import check_config, check_value, to_plain
+from kvlab.effects import without_effect
 from kvlab.identifying import identity
+from kvlab.policies.block_sizing.fixed import Fixed
 from kvlab.policies.eviction.lru import Lru
 from kvlab.policies.eviction.random import Random
 from kvlab.policies.registry import PolicyRow, by_name, list_policies
@@ -116,6 +120,65 @@ def test_what_a_simulated_run_does_not_heed_is_said() -> None:
         "backend = torch has no effect with runner=simulated: its times come from the cost model.",
     )
     assert simulated_parts(to_plain(kvlab.compose("runner=simulated")), build(config["model"])).notes == ()
+
+
+def unheeded(*words: str, **given: object) -> tuple[str, ...]:
+    config = to_plain(kvlab.compose(*words))
+    return without_effect(config, policy_set(config, given), given)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["watermark=0.1", "admission=none"],
+         "watermark = 0.1 has no effect: admission none does not take it (adaptive, watermark would)."),
+        (["watermark=0.1", "admission.fraction=0.2"], "watermark = 0.1 has no effect: admission.fraction = 0.2 is given."),
+        (["prefix_cache=none", "eviction=sieve"],
+         "eviction Sieve has no effect with prefix_cache NoCache: no block stays cached, so none is evicted."),
+        (["num_cpu_blocks=8"], "num_cpu_blocks = 8 has no effect with preemption.mode=recompute: nothing is swapped out."),
+        (["num_blocks=64", "kv_cache_tokens=2048"], "kv_cache_tokens = 2048 has no effect: num_blocks = 64 says how large the pool is."),
+        (["memory_fraction=0.9"], "memory_fraction = 0.9 has no effect: kv_cache_tokens = 4096 says how large the pool is."),
+        (["cost_model=h100"], "cost_model has no effect with runner=torch: only runner=simulated takes its times from it."),
+        (["run=runs/a"], "run = runs/a has no effect with runner=torch: runner=recorded follows a run."),
+        (["runner=simulated", "device=cpu"], "device = cpu has no effect with runner=simulated: its times come from the cost model."),
+        (["runner=recorded", "threads=2"], "threads = 2 has no effect with runner=recorded: it replays what was recorded."),
+    ],
+)  # fmt: skip
+def test_a_setting_that_has_no_effect_is_told_of(words: list[str], said: str) -> None:
+    assert unheeded(*words) == (said,)
+
+
+def test_a_setting_that_has_an_effect_or_was_not_set_is_not_told_of() -> None:
+    for words in ([], ["watermark=0.1"], ["watermark=0.1", "admission=adaptive"], ["admission=none"], ["watermark=0", "admission=none"],
+                  ["prefix_cache=none"], ["num_cpu_blocks=8", "preemption/mode=swap"], ["block_size=8", "block_sizing=auto"],
+                  ["kv_cache_tokens=null", "memory_fraction=0.9"], ["runner=simulated", "cost_model=h100"],
+                  ["max_num_batched_tokens=64", "seed=3"]):  # fmt: skip
+        assert unheeded(*words) == (), words
+    presets = [f"+{group}={name}" for group in ("policy", "experiment") for name in groups()[group]]
+    assert len(presets) > 20
+    assert {word: said for word in presets if (said := unheeded(word))} == {}
+    assert unheeded("block_size=8", block_sizing=Fixed(16)) == ("block_size = 8 has no effect: block_sizing Fixed does not take it "
+                                                                "(auto, fixed would).",)  # fmt: skip
+    taken = to_plain(kvlab.compose("watermark=0.1")) | {"admission": {"_target_": "mine.Mine", "share": 0.1}}
+    assert without_effect(taken, policy_set(to_plain(kvlab.compose()), {}), {}) == ()  # a class of one's own takes it as it likes
+
+
+def test_a_run_notes_what_has_no_effect(tmp_path: Path) -> None:
+    words = ["runner=simulated", "model=dummy_llama3_8b", "workload=synthetic", "workload.num_requests=2", "num_blocks=99"]
+    done = kvlab.run(kvlab.compose(*words, "watermark=0.1", "admission=none"), folder=tmp_path / "run", progress=False)
+    said = "watermark = 0.1 has no effect: admission none does not take it (adaptive, watermark would)."
+    assert said in done.notes
+    assert said in json.loads((tmp_path / "run" / "status.json").read_text())["notes"]
+    assert said in (tmp_path / "run" / "run.log").read_text()
+
+
+@pytest.mark.parametrize("runner", ["torch", "simulated", "recorded"])
+def test_an_unknown_device_is_refused_whatever_the_runner(runner: str) -> None:
+    with pytest.raises(UserError, match=r"device = 'tpu' is not allowed: auto, cpu, cuda, or cuda:0 and so on\."):
+        kvlab.compose(f"runner={runner}", "device=tpu")
+    with pytest.raises(UserError, match=r"device = 'cudo' is not allowed: .* Did you mean 'cuda'\?"):
+        check_config(to_plain(kvlab.compose(f"runner={runner}")) | {"device": "cudo"})
+    check_config(to_plain(kvlab.compose(f"runner={runner}", "device='cuda:1'")))
 
 
 def test_sizes_of_graphs_are_checked_where_there_are_none() -> None:
