@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvlab.config import VALUES, check_value
+from kvlab.config import SEAMS, VALUES, check_value
 from kvlab.types import UserError, unknown_name
 
 CONFIG_MODULE, CONFIG_NAME = "kvlab.conf", "config"
@@ -221,7 +221,8 @@ def _check_choice(override: Override, options: Mapping[str, list[str]]) -> None:
     for choice in _choices(override):
         for name in choice if isinstance(choice, list) else [choice]:
             if str(name) not in options[group]:
-                raise unknown_name(group, "null" if name is None else str(name), options[group])
+                seam = group if group.split("/")[0] in SEAMS else ""
+                raise unknown_name(group, "null" if name is None else str(name), options[group], seam)
     if group in ADDITIVE and not override.is_add() and not override.is_force_add():
         raise UserError(f"Presets are added: write +{group}=NAME (valid: {', '.join(options[group])}).")
     if group not in ADDITIVE and override.is_add():

@@ -12,6 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import kvlab
+from kvlab.assembly import policy_objects, policy_set
 from kvlab.building import build
 from kvlab.composition import check_overrides, compose, groups
 from kvlab.config import SEAMS, check_config, to_plain
@@ -193,6 +194,27 @@ def test_values_are_checked_before_anything_loads(override: str, allowed: str) -
 def test_wrong_forms_say_the_right_one(override: str, say: str) -> None:
     with pytest.raises(UserError, match=re.escape(say)):
         check_config(to_plain(compose(override)))
+
+
+def test_a_name_like_a_class_is_taken_for_ones_own_and_what_is_said_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for override, key in (("eviction=Mine", "eviction"), ("preemption/mode=Mine", "preemption.mode"), ("scheduling=MyOwn", "scheduling")):
+        name = override.partition("=")[2]
+        with pytest.raises(UserError, match=rf"'{name}'\. A class of your own is given by {key}\._target_=MODULE\.{name} on the command"):
+            kvlab.compose(override)
+    with pytest.raises(UserError, match=r"eviction policy 'Mine'\. A class of your own is given by eviction\._target_=MODULE\.Mine.*"
+                                        r"as an object in Python\. Valid: arc,"):  # fmt: skip
+        policy_objects({"eviction": "Mine"})
+    for override, near in (("eviction=Lru", "lru"), ("eviction=S3Fifo", "s3fifo")):
+        with pytest.raises(UserError, match=f"Did you mean '{near}'[?] A class of your own"):
+            kvlab.compose(override)
+    for override in ("eviction=lrru", "model=Mine", "workload=Mine"):  # an ordinary slip; groups that are no seams
+        with pytest.raises(UserError) as caught:
+            kvlab.compose(override)
+        assert "class of your own" not in str(caught.value)
+    (tmp_path / "my_module.py").write_text("from kvlab.policies.eviction.lru import Lru\n\nclass Mine(Lru):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = to_plain(kvlab.compose("eviction._target_=my_module.Mine"))
+    assert type(policy_set(config, {}).eviction).__name__ == "Mine"
 
 
 def test_sweeps_are_checked_value_by_value() -> None:

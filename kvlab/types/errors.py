@@ -39,9 +39,20 @@ class ChangedView(KvlabError, RuntimeError):
                          "read only. kvlab.testing.check_policy(YourPolicy) finds which.")  # fmt: skip
 
 
-def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
-    """A UserError for a name that does not exist, with the nearest match and the whole list."""
+def unknown_name(kind: str, name: str, valid: Iterable[str], seam: str = "") -> UserError:
+    """A UserError for a name that does not exist, with the nearest match and the whole list.
+
+    Args:
+        seam: the Hydra group whose policies `valid` are ("eviction policy" needs none said): a name like a class's is taken for a class of
+            the user's own, and how to give one is said.
+    """
     names = sorted(valid)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    seam = seam or (kind.removesuffix(" policy") if kind.endswith(" policy") else "")
+    is_class = bool(seam) and name[:1].isupper() and name.isidentifier()
+    near = difflib.get_close_matches(name.lower() if is_class else name, names, n=1, cutoff=0.75 if is_class else 0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
+    if is_class or (seam and not near):
+        key, own = seam.replace("/", "."), name if is_class else "NAME"
+        hint += (f" A class of your own is given by {key}._target_=MODULE.{own} on the command line (MODULE.py in the working folder or on "
+                 "PYTHONPATH), and as an object in Python.")  # fmt: skip
     return UserError(f"Unknown {kind} {name!r}.{hint} Valid: {', '.join(names)}.")
