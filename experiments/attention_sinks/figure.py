@@ -16,10 +16,7 @@ TEXTS = Path(__file__).parent / "texts"
 NUM_TOKENS, SECTION, NUM_SEEN, BLOCK_SIZE = 2048, 128, 256, 16
 """Tokens read of each text; tokens whose losses are one mean; tokens that a query sees, sinks and itself included; of the cache."""
 TITLES = {"alice": "(a) Alice in Wonderland", "as_you_like_it": "(b) As You Like It", "paradise_lost": "(c) Paradise Lost"}
-NAMES = {
-    "window": f"window: {NUM_SEEN} latest",
-    **{f"streaming_{n}": f"streaming: {n} first, {NUM_SEEN - n} latest" for n in (1, 4, 16)},
-}
+NAMES = {"window": f"window: {NUM_SEEN} latest", **{f"streaming_{n}": f"streaming: {n} first, {NUM_SEEN - n} latest" for n in (1, 4, 16)}}
 
 
 @lru_cache(maxsize=1)
@@ -66,27 +63,25 @@ def compute(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def losses(results: pd.DataFrame) -> pd.DataFrame:
-    """By (text, compression): a column each section."""
-    found = results.set_index(["text", "compression"])
-    return found[[f"section_{start}" for start in range(0, NUM_TOKENS, SECTION)]]
+    """By (text, compression): a column each section, named by its first position."""
+    found = results.set_index(["text", "compression"]).filter(regex="^section_")
+    return found.rename(columns=lambda name: int(name.removeprefix("section_")))
 
 
 def draw(results: pd.DataFrame) -> Any:
-    """A panel each text: what a policy loses, so that a text's easy and hard passages don't hide it."""
+    """A panel each text: what a policy loses, whatever passages are easy or hard."""
     from kvlab.figures.style import BLACK, PAGE_CM, axes, legend_above, line
 
     found = losses(results)
     fig, panels = axes(PAGE_CM, 6.5, 1, 3, sharey=True)
-    middles = [start + SECTION / 2 for start in range(0, NUM_TOKENS, SECTION)]
     for panel, (text, title) in zip(panels, TITLES.items(), strict=True):
         for number, (name, label) in enumerate(NAMES.items()):
-            panel.plot(middles, found.loc[(text, name)] - found.loc[(text, "full")], **line(number, linewidth=0.9), label=label)
+            above = found.loc[(text, name)] - found.loc[(text, "full")]
+            panel.plot(above.index + SECTION / 2, above, **line(number, linewidth=0.9), label=label)
         panel.axhline(0, color=BLACK, linewidth=0.8)
         panel.axvline(NUM_SEEN, color=BLACK, linewidth=0.6, linestyle=(0, (1, 2)))
-        panel.set_title(title)
-        panel.set_xlabel("position in the text (tokens)")
-        panel.set_xticks([0, 512, 1024, 1536, 2048], ["0", "512", "1,024", "1,536", "2,048"])
-        panel.set_ylim(-0.25, 2.0)
+        panel.set(title=title, xlabel="position in the text (tokens)", xticks=range(0, NUM_TOKENS + 1, 512), ylim=(-0.25, 2.0))
+        panel.xaxis.set_major_formatter("{x:,.0f}")
     panels[0].set_ylabel(f"loss above that with all tokens\nkept (nats), mean over {SECTION} tokens")
     panels[0].annotate("first tokens leave\nthe window", (NUM_SEEN, 1.9), (NUM_SEEN + 60, 1.9), fontsize=6.5, va="top")
     legend_above(fig, 2, panels[0].get_legend_handles_labels()[0])
@@ -95,14 +90,10 @@ def draw(results: pd.DataFrame) -> Any:
 
 def table(results: pd.DataFrame) -> pd.DataFrame:
     """Mean loss after the first 512 tokens, and what it is more than with all tokens kept."""
-    late = losses(results)[[f"section_{start}" for start in range(2 * NUM_SEEN, NUM_TOKENS, SECTION)]].mean(axis=1)
-    return pd.DataFrame([
-        {"text": text.replace("_", " "), "compression": name.replace("_", ", sinks "), "loss (nats)": f"{late[text, name]:.3f}",
-         "above full": f"{late[text, name] - late[text, 'full']:+.3f}"}
-        for text in TITLES for name in ("full", *NAMES)
-    ])  # fmt: skip
+    late = losses(results).loc[:, 2 * NUM_SEEN :].mean(axis=1)
+    rows = [(text, name, late[text, name]) for text in TITLES for name in ("full", *NAMES)]
+    return pd.DataFrame([{"text": text.replace("_", " "), "compression": name.replace("_", ", sinks "), "loss (nats)": f"{loss:.3f}",
+                          "above full": f"{loss - late[text, 'full']:+.3f}"} for text, name, loss in rows])  # fmt: skip
 
 
-FIGURE = FigureSpec(
-    number="F13", title="Loss over the position in a text: window against attention sinks", compute=compute, draw=draw, table=table
-)
+FIGURE = FigureSpec(number="F13", title="Loss over the position in a text: window against sinks", compute=compute, draw=draw, table=table)
