@@ -26,6 +26,7 @@ from kvlab.engine.runners.memory import Limits, MeasuresMemory
 from kvlab.engine.runners.parallel_runner import ParallelRunner
 from kvlab.engine.runners.recorded import RecordedRunner
 from kvlab.engine.runners.simulated import SimulatedRunner
+from kvlab.house import without_leftovers
 from kvlab.identifying import deciding_differences
 from kvlab.kernels.interface import Backend
 from kvlab.model.config import LlamaConfig
@@ -195,7 +196,7 @@ def policy_objects(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def policy_set(config: Mapping[str, Any], given: Mapping[str, Any]) -> PolicySet:
     """All policies of a run: those given as objects, the others built from the configuration."""
-    return PolicySet(**{seam: given[seam] if seam in given else build(config[seam]) for seam in SEAMS})
+    return PolicySet(**{seam: given[seam] if seam in given else build(without_leftovers(seam, config[seam], config)) for seam in SEAMS})
 
 
 # ---------------------------------------------------------------------------- sizes

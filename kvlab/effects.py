@@ -6,15 +6,13 @@ is read from the groups under conf/ (`fraction: ${watermark}`), so that a new po
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from kvlab.config import PARTS, SEAMS
 from kvlab.engine.config import PolicySet
+from kvlab.house import default_node, main, nodes, number_of, without_leftovers
 from kvlab.policies.preemption.mode import Recompute
 
 READ_BY_THE_ENGINE = ("max_num_batched_tokens", "seed")
@@ -43,7 +41,7 @@ def without_effect(config: Mapping[str, Any], policies: PolicySet, given: Mappin
 
 def _set(config: Mapping[str, Any], key: str) -> bool:
     """Whether a value was set: there, not "none", and not the default."""
-    return bool(config.get(key)) and config[key] != defaults().get(key, config[key])
+    return bool(config.get(key)) and config[key] != main().get(key, config[key])
 
 
 def _numbers(config: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
@@ -53,6 +51,8 @@ def _numbers(config: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[st
             continue
         seam = next(iter(takers.values()))[0]
         node = {} if seam in given else config.get(seam)
+        if isinstance(node, Mapping):
+            node = without_leftovers(seam, node, config)
         target = str(node.get("_target_")) if isinstance(node, Mapping) else ""
         parameter = takers[target][1] if target in takers else None
         if parameter is None and not (isinstance(node, Mapping) and config[key] in node.values()):
@@ -99,7 +99,7 @@ def _machine(config: Mapping[str, Any]) -> Iterator[str]:
         if _set(config, key) or (key == "threads" and config.get(key)):
             yield f"{key} = {config[key]} has no effect with runner={runner}: {why}."
     cost = config.get("cost_model")
-    if runner in ("torch", "recorded") and isinstance(cost, Mapping) and dict(cost) != default_cost_model():
+    if runner in ("torch", "recorded") and isinstance(cost, Mapping) and dict(cost) != default_node("cost_model"):
         yield f"cost_model has no effect with runner={runner}: only runner=simulated takes its times from it."
     if runner in ("torch", "simulated") and config.get("run"):
         yield f"run = {config['run']} has no effect with runner={runner}: runner=recorded follows a run."
@@ -107,52 +107,17 @@ def _machine(config: Mapping[str, Any]) -> Iterator[str]:
 
 # ------------------------------------------------------------------- read from conf/
 
-_LINE = re.compile(r"^(\w+): *([^#\n]*?) *(?:#.*)?$", re.MULTILINE)
-_NUMBER = re.compile(r"^\$\{(\w+)\}$")
-
 
 @cache
 def takers_of_numbers() -> dict[str, dict[str, tuple[str, str]]]:
     """Number at the top -> class that takes it -> (its group, the parameter)."""
     found: dict[str, dict[str, tuple[str, str]]] = {}
     for group in (*SEAMS, *PARTS):
-        for text in _texts(group):
-            lines = dict(_LINE.findall(text))
-            for parameter, value in lines.items():
-                number = _NUMBER.match(value)
-                if number and "_target_" in lines:
-                    found.setdefault(number[1], {})[lines["_target_"]] = (group, parameter)
+        for node in nodes(group):
+            for parameter, value in node.items():
+                if (number := number_of(value)) and "_target_" in node:
+                    found.setdefault(number, {})[node["_target_"]] = (group, parameter)
     return found
-
-
-@cache
-def defaults() -> dict[str, Any]:
-    """Top-level values of conf/config.yaml."""
-    return _values(files("kvlab.conf").joinpath("config.yaml").read_text(encoding="utf-8"))
-
-
-@cache
-def default_cost_model() -> dict[str, Any]:
-    """The node of the cost model that is chosen where none is."""
-    name = re.findall(r"^ *- cost_model: (\w+)", files("kvlab.conf").joinpath("config.yaml").read_text(encoding="utf-8"), re.MULTILINE)[0]
-    return _values(files("kvlab.conf").joinpath("cost_model", f"{name}.yaml").read_text(encoding="utf-8"))
-
-
-def _texts(group: str) -> list[str]:
-    folder = files("kvlab.conf").joinpath(group)
-    return [entry.read_text(encoding="utf-8") for entry in folder.iterdir() if entry.name.endswith(".yaml")] if folder.is_dir() else []
-
-
-def _values(text: str) -> dict[str, Any]:
-    """`key: value` lines at the left margin; no YAML needs to be installed for numbers, words and null."""
-    return {key: _plain(value) for key, value in _LINE.findall(text) if value}
-
-
-def _plain(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
 
 
 def _name(target: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from kvlab.assembly import policy_objects, policy_set
 from kvlab.building import build
 from kvlab.composition import check_overrides, compose, groups
 from kvlab.config import SEAMS, check_config, to_plain
+from kvlab.effects import without_effect
 from kvlab.types import UserError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -215,6 +217,50 @@ def test_a_name_like_a_class_is_taken_for_ones_own_and_what_is_said_works(tmp_pa
     monkeypatch.syspath_prepend(str(tmp_path))
     config = to_plain(kvlab.compose("eviction._target_=my_module.Mine"))
     assert type(policy_set(config, {}).eviction).__name__ == "Mine"
+
+
+OWN = """
+from kvlab.policies.base import AdmissionPolicy
+
+class Headcount(AdmissionPolicy):
+    def __init__(self, most=4):
+        self.most = most
+
+    def admits(self, entry, pool, now):
+        return "" if len(entry.running) < self.most else "headcount"
+
+class Share(Headcount):
+    def __init__(self, fraction=0.5):
+        super().__init__()
+        self.fraction = fraction
+
+class Anything(Headcount):
+    def __init__(self, **rest):
+        super().__init__()
+        self.rest = rest
+"""
+
+
+def test_a_class_of_ones_own_takes_a_place_without_what_the_house_left_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default, watermark, leaves fraction and full_sequence in the node; what was set for the class stays."""
+    (tmp_path / "own_admission.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def made(*words: str) -> Any:
+        return policy_set(to_plain(kvlab.compose(*words)), {}).admission
+
+    assert vars(made("admission._target_=own_admission.Headcount")) == {"most": 4}
+    assert vars(made("admission._target_=own_admission.Headcount", "+admission.most=2", "watermark=0.3")) == {"most": 2}
+    assert vars(made("admission=none", "admission._target_=own_admission.Headcount")) == {"most": 4}
+    assert vars(made("admission._target_=own_admission.Share", "watermark=0.3")) == {"most": 4, "fraction": 0.3}
+    assert made("admission._target_=own_admission.Anything").rest == {"fraction": 0.01, "full_sequence": False}
+    with pytest.raises(UserError, match=r"Unknown parameter of own_admission\.Headcount 'fraction'"):
+        made("admission._target_=own_admission.Headcount", "admission.fraction=0.3")
+    with pytest.raises(UserError, match="there is no module 'own_nothing'"):
+        made("admission._target_=own_nothing.Headcount")
+    plain = to_plain(kvlab.compose("admission._target_=own_admission.Headcount", "watermark=0.3"))
+    assert without_effect(plain, policy_set(plain, {}), {}) == (
+        "watermark = 0.3 has no effect: admission Headcount does not take it (adaptive, watermark would).",)  # fmt: skip
 
 
 def test_sweeps_are_checked_value_by_value() -> None:
