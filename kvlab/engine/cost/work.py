@@ -16,8 +16,9 @@ class StepWork(NamedTuple):
         num_tokens: tokens computed. num_seqs: sequences they belong to. num_decode_seqs: those of a single new token.
         num_sampled_seqs: sequences whose last position goes through the output head.
         num_kv_tokens_read: K and V entries that attention reads: every sequence's context, its new tokens included and those that a
-            compression policy has given up, or that lie before the window of all its new tokens, not.
-        num_attention_pairs: query-key pairs: a new token sees the context up to and including itself, of a window only that.
+            compression policy has given up, or that lie between the sinks and the windows of all its new tokens, not.
+        num_attention_pairs: query-key pairs: a new token sees the context up to and including itself, of a window only that and
+            the sinks.
         num_moved_blocks: blocks swapped in or out. num_copied_blocks: blocks copied within the pool.
     """
 
