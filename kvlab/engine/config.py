@@ -124,6 +124,8 @@ class PolicySet:
             raise UserError(f"{name}.attention_window = {window!r} is not allowed: a positive integer (tokens), or None (all are seen).")
         if not (_is_whole(sinks) and sinks >= 0):
             raise UserError(f"{name}.num_sink_tokens = {sinks!r} is not allowed: 0 or a positive integer (tokens).")
+        if window is not None and self.compression.lossless:
+            raise UserError(f"{name} says lossless = True and has a window: what leaves it is lost. Set lossless = False.")
         if sinks and window is None:
             raise UserError(f"{name}.num_sink_tokens = {sinks} without a window is not allowed: every token is seen. "
                             "Set attention_window, or leave num_sink_tokens at 0.")  # fmt: skip

@@ -102,6 +102,13 @@ def test_a_window_or_sinks_that_are_no_numbers_are_named_before_a_run(window: An
         make_engine(12, 4, policies(compression=Own(window, sinks)))
 
 
+def test_a_window_is_not_lossless() -> None:
+    own = Own(4, 0)
+    own.lossless = True  # type: ignore[misc]
+    with pytest.raises(UserError, match="Own says lossless = True and has a window"):
+        make_engine(12, 4, policies(compression=own))
+
+
 def test_a_policy_that_drops_what_the_next_query_sees_is_stopped() -> None:
     """Window 4 after 10 tokens: the next query, at 10, sees 7 on. 8 may not go, whatever the blocks; nothing may without a window."""
     asked = request("a", prompt_of(10), 6)
