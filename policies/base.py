@@ -30,6 +30,11 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e18 <= value <= 1e18
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """An integer that is no truth value (a constructor's parameter)."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def true_output_len(policy: object, group: GroupView) -> int:
     """`oracle_output_len`, for policies with `reads_oracle`. MissingOracle where the workload does not know it."""
     length = group.oracle_output_len
@@ -102,8 +107,9 @@ class SchedulingPolicy(EngineEvents, ABC):
 
     def order(self, waiting: Sequence[GroupView], prefixes: PrefixesView, now: Now) -> Sequence[GroupView]:
         """The queue in the order in which it is served: a permutation of `waiting`, which is in order of submission. Implement it
-        where a key for each group alone is not enough; it is asked once a step, and `key` then orders nothing."""
-        raise NotImplementedError
+        where a key for each group alone is not enough; it is asked once a step, and `key` then orders nothing. (This default is not
+        asked: keys order the queue.)"""
+        return waiting
 
     def displaces(self, head: GroupView, running: Sequence[GroupView], now: Now) -> GroupView | None:
         """A group of `running` that gives way so that `head` (waiting or swapped), which found no room, can enter; None: it waits.

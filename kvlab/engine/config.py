@@ -120,16 +120,12 @@ class PolicySet:
     def _check_masks(self) -> None:
         """What a compression policy says that queries see, which every part of an engine reads once."""
         window, sinks, name = self.compression.attention_window, self.compression.num_sink_tokens, type(self.compression).__name__
-        if window is not None and not (_is_whole(window) and window >= 1):
+        if window is not None and not (base.is_whole(window) and window >= 1):
             raise UserError(f"{name}.attention_window = {window!r} is not allowed: a positive integer (tokens), or None (all are seen).")
-        if not (_is_whole(sinks) and sinks >= 0):
+        if not (base.is_whole(sinks) and sinks >= 0):
             raise UserError(f"{name}.num_sink_tokens = {sinks!r} is not allowed: 0 or a positive integer (tokens).")
         if window is not None and self.compression.lossless:
             raise UserError(f"{name} says lossless = True and has a window: what leaves it is lost. Set lossless = False.")
         if sinks and window is None:
             raise UserError(f"{name}.num_sink_tokens = {sinks} without a window is not allowed: every token is seen. "
                             "Set attention_window, or leave num_sink_tokens at 0.")  # fmt: skip
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

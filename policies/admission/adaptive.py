@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import AdmissionPolicy, EntryView, is_number, require
+from kvlab.policies.base import AdmissionPolicy, EntryView, is_number, is_whole, require
 from kvlab.types import GroupView, Now, PoolView
 
 
@@ -29,7 +29,7 @@ class Adaptive(AdmissionPolicy):
         require(is_number(target) and target >= 0, self, "target", target, "a number of at least 0")
         require(is_number(factor) and factor > 1, self, "factor", factor, "a number above 1")
         require(is_number(step) and 0 < step < 1, self, "step", step, "in (0, 1)")
-        is_integer = isinstance(interval, int) and not isinstance(interval, bool)
+        is_integer = is_whole(interval)
         require(is_integer and interval >= 1, self, "interval", interval, "a positive integer (steps)")
         require(isinstance(full_sequence, bool), self, "full_sequence", full_sequence, "true or false")
         self.initial = initial

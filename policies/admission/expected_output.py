@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvlab.policies.admission._footprint import blocks_to_come
-from kvlab.policies.base import AdmissionPolicy, EntryView, is_number, require
+from kvlab.policies.base import AdmissionPolicy, EntryView, is_number, is_whole, require
 from kvlab.types import GroupView, Now, PoolView, QueuesView
 
 
@@ -32,7 +32,7 @@ class ExpectedOutput(AdmissionPolicy):
         require(is_number(min_ratio_factor) and 0 <= min_ratio_factor <= 1, self, "min_ratio_factor", min_ratio_factor, "in [0, 1]")
         for name, number, least in (("decay_steps", decay_steps, 1), ("retract_decode_steps", retract_decode_steps, 0),
                                     ("clip_max_new_tokens", clip_max_new_tokens, 1)):  # fmt: skip
-            is_integer = isinstance(number, int) and not isinstance(number, bool)
+            is_integer = is_whole(number)
             require(is_integer and number >= least, self, name, number, f"an integer of at least {least}")
         self.schedule_conservativeness = schedule_conservativeness
         self.initial_ratio = initial_ratio

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from random import Random
 
 from kvlab.policies.admission._footprint import blocks_at
-from kvlab.policies.base import AdmissionPolicy, EntryView, is_number, require
+from kvlab.policies.base import AdmissionPolicy, EntryView, is_number, is_whole, require
 from kvlab.types import GroupView, Now, PoolView, QueuesView
 
 
@@ -31,9 +31,9 @@ class PastFuture(AdmissionPolicy):
 
     def __init__(self, window: int = 1000, reserved: float = 0.03, num_draws: int = 1, seed: int = 0) -> None:
         for name, number in (("window", window), ("num_draws", num_draws)):
-            require(isinstance(number, int) and not isinstance(number, bool) and number >= 1, self, name, number, "a positive integer")
+            require(is_whole(number) and number >= 1, self, name, number, "a positive integer")
         require(is_number(reserved) and 0 <= reserved < 1, self, "reserved", reserved, "in [0, 1)")
-        require(isinstance(seed, int) and not isinstance(seed, bool), self, "seed", seed, "an integer")
+        require(is_whole(seed), self, "seed", seed, "an integer")
         self.window = window
         self.reserved = reserved
         self.num_draws = num_draws

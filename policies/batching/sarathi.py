@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlab.policies.base import RUNNING, SWAPPED, WAITING, BatchingPolicy, is_decoding, require
+from kvlab.policies.base import RUNNING, SWAPPED, WAITING, BatchingPolicy, is_decoding, is_whole, require
 from kvlab.types import GroupView, Now, QueuesView
 
 
@@ -21,7 +21,7 @@ class Sarathi(BatchingPolicy):
     """
 
     def __init__(self, chunk_size: int = 512) -> None:
-        is_count = isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size >= 1
+        is_count = is_whole(chunk_size) and chunk_size >= 1
         require(is_count, self, "chunk_size", chunk_size, "tokens a step, a positive integer")
         self.chunk_size = chunk_size
 

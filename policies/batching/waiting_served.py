@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlab.policies.base import RUNNING, SWAPPED, WAITING, BatchingPolicy, is_number, require
+from kvlab.policies.base import RUNNING, SWAPPED, WAITING, BatchingPolicy, is_number, is_whole, require
 from kvlab.types import GroupView, Now, QueuesView
 
 
@@ -25,8 +25,8 @@ class WaitingServed(BatchingPolicy):
     def __init__(self, waiting_served_ratio: float = 0.3, max_waiting_tokens: int = 20) -> None:
         ratio, tokens = waiting_served_ratio, max_waiting_tokens
         require(is_number(ratio) and ratio >= 0, self, "waiting_served_ratio", ratio, "a number, at least 0")
-        is_whole = isinstance(tokens, int) and not isinstance(tokens, bool)
-        require(is_whole and tokens >= 0, self, "max_waiting_tokens", tokens, "a whole number, at least 0")
+        is_integer = is_whole(tokens)
+        require(is_integer and tokens >= 0, self, "max_waiting_tokens", tokens, "a whole number, at least 0")
         self.waiting_served_ratio = waiting_served_ratio
         self.max_waiting_tokens = max_waiting_tokens
         self.reset()

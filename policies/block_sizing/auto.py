@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kvlab.policies.base import BlockSizingPolicy, is_number, require
+from kvlab.policies.base import BlockSizingPolicy, is_number, is_whole, require
 from kvlab.types import RequestShape
 
 CANDIDATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -123,4 +123,4 @@ def _time_of(measured: Mapping[int, float], size: int) -> float:
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return is_whole(value) and value >= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlab.policies.base import BlockSizingPolicy, require
+from kvlab.policies.base import BlockSizingPolicy, is_whole, require
 
 
 class Fixed(BlockSizingPolicy):
@@ -17,7 +17,7 @@ class Fixed(BlockSizingPolicy):
     """
 
     def __init__(self, tokens: int = 16) -> None:
-        is_integer = isinstance(tokens, int) and not isinstance(tokens, bool)
+        is_integer = is_whole(tokens)
         require(is_integer and tokens >= 1, self, "tokens", tokens, "a positive integer (tokens per block)")
         self.tokens = tokens
 

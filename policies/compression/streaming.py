@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kvlab.policies.base import CompressionPolicy, require
+from kvlab.policies.base import CompressionPolicy, is_whole, require
 
 
 class Streaming(CompressionPolicy):
@@ -25,7 +25,7 @@ class Streaming(CompressionPolicy):
 
     def __init__(self, sinks: int = 4, size: int = 1024) -> None:
         for name, value in (("sinks", sinks), ("size", size)):
-            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            is_integer = is_whole(value)
             require(is_integer and value >= 1, self, name, value, "a positive integer (tokens)")
         self.sinks = sinks
         self.size = size

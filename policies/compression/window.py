@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kvlab.policies.base import CompressionPolicy, require
+from kvlab.policies.base import CompressionPolicy, is_whole, require
 
 
 class Window(CompressionPolicy):
@@ -20,7 +20,7 @@ class Window(CompressionPolicy):
     lossless: ClassVar[bool] = False
 
     def __init__(self, size: int = 1024) -> None:
-        is_integer = isinstance(size, int) and not isinstance(size, bool)
+        is_integer = is_whole(size)
         require(is_integer and size >= 1, self, "size", size, "a positive integer (tokens)")
         self.size = size
         self.attention_window = size

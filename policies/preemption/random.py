@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from kvlab.policies.base import PreemptionMode, PreemptionPolicy, require
+from kvlab.policies.base import PreemptionMode, PreemptionPolicy, is_whole, require
 from kvlab.types import GroupView, Now
 
 
@@ -20,7 +20,7 @@ class Random(PreemptionPolicy):
 
     def __init__(self, mode: PreemptionMode, protect_oldest: bool = True, seed: int = 0) -> None:
         super().__init__(mode, protect_oldest)
-        require(isinstance(seed, int) and not isinstance(seed, bool), self, "seed", seed, "an integer")
+        require(is_whole(seed), self, "seed", seed, "an integer")
         self.seed = seed
 
     def victim(self, candidates: Sequence[GroupView], now: Now) -> GroupView:

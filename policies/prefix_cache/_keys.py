@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 
-from kvlab.policies.base import require
+from kvlab.policies.base import is_whole, require
 
 
 def root_key(*parts: str) -> bytes:
@@ -22,6 +22,6 @@ def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 def check_settings(policy: object, min_match_tokens: object, cache_generated: object) -> None:
     """UserError unless both settings are legal."""
-    is_count = isinstance(min_match_tokens, int) and not isinstance(min_match_tokens, bool) and min_match_tokens >= 0
+    is_count = is_whole(min_match_tokens) and min_match_tokens >= 0
     require(is_count, policy, "min_match_tokens", min_match_tokens, "an integer of at least 0 (tokens)")
     require(isinstance(cache_generated, bool), policy, "cache_generated", cache_generated, "true or false")

@@ -6,7 +6,7 @@ import math
 from hashlib import blake2b
 from statistics import NormalDist
 
-from kvlab.policies.base import is_number, require
+from kvlab.policies.base import is_number, is_whole, require
 
 _NORMAL = NormalDist()
 
@@ -41,7 +41,7 @@ def check_predictor(policy: object, tau: float, mean: float, cv: float, seed: in
     require(is_number(tau) and -1 <= tau <= 1, policy, "tau", tau, "a rank correlation in [-1, 1]")
     require(is_number(mean) and mean > 0, policy, "mean", mean, "tokens, more than 0")
     require(is_number(cv) and 1e-6 <= cv <= 1e6, policy, "cv", cv, "standard deviation / mean, from 1e-6 to 1e6")
-    require(isinstance(seed, int) and not isinstance(seed, bool), policy, "seed", seed, "an integer")
+    require(is_whole(seed), policy, "seed", seed, "an integer")
 
 
 def _noise(seed: int, request_id: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlab.policies.base import SchedulingPolicy, is_number, require
+from kvlab.policies.base import SchedulingPolicy, is_number, is_whole, require
 from kvlab.types import GroupView, Now
 
 
@@ -21,7 +21,7 @@ class Hrrn(SchedulingPolicy):
     def __init__(self, prompt_tokens_per_s: float = 8000.0, output_tokens_per_s: float = 50.0, output_tokens: int | None = None) -> None:
         for name, value in (("prompt_tokens_per_s", prompt_tokens_per_s), ("output_tokens_per_s", output_tokens_per_s)):
             require(is_number(value) and value > 0, self, name, value, "tokens/s, more than 0")
-        is_count = output_tokens is None or (isinstance(output_tokens, int) and not isinstance(output_tokens, bool) and output_tokens >= 1)
+        is_count = output_tokens is None or (is_whole(output_tokens) and output_tokens >= 1)
         require(is_count, self, "output_tokens", output_tokens, "null or a positive integer")
         self.prompt_tokens_per_s = prompt_tokens_per_s
         self.output_tokens_per_s = output_tokens_per_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlab.policies.base import PrefixesView, SchedulingPolicy, require
+from kvlab.policies.base import PrefixesView, SchedulingPolicy, is_whole, require
 from kvlab.policies.scheduling._in_batch import deferred
 from kvlab.types import GroupView, Now
 
@@ -25,7 +25,7 @@ class Lpm(SchedulingPolicy):
 
     def __init__(self, max_waiting: int = 128, check_tokens: int = 32, defer_tokens: int = 32) -> None:
         for name, value, least in (("max_waiting", max_waiting, 0), ("check_tokens", check_tokens, -1), ("defer_tokens", defer_tokens, 1)):
-            whole = isinstance(value, int) and not isinstance(value, bool)
+            whole = is_whole(value)
             require(whole and value >= least, self, name, value, f"a whole number, at least {least}")
         self.max_waiting = max_waiting
         self.check_tokens = check_tokens

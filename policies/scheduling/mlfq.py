@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlab.policies.base import SchedulingPolicy, require
+from kvlab.policies.base import SchedulingPolicy, is_whole, require
 from kvlab.policies.scheduling._displacing import Displacements
 from kvlab.types import GroupView, Now, QueuesView
 
@@ -46,7 +46,7 @@ class Mlfq(SchedulingPolicy):
         for name, value, least in (("num_levels", num_levels, 1), ("quantum", quantum, 1), ("ratio", ratio, 2),
                                    ("prompt_tokens_per_iteration", prompt_tokens_per_iteration, 1),
                                    ("starvation_steps", starvation_steps, 1)):  # fmt: skip
-            whole = isinstance(value, int) and not isinstance(value, bool)
+            whole = is_whole(value)
             require(whole and value >= least, self, name, value, f"a whole number, at least {least}")
         self.num_levels = num_levels
         self.quantum = quantum

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from kvlab.policies.base import SchedulingPolicy, require
+from kvlab.policies.base import SchedulingPolicy, is_whole, require
 from kvlab.types import GroupView, Now
 
 
@@ -18,7 +18,7 @@ class Random(SchedulingPolicy):
     """
 
     def __init__(self, seed: int = 0) -> None:
-        require(isinstance(seed, int) and not isinstance(seed, bool), self, "seed", seed, "an integer")
+        require(is_whole(seed), self, "seed", seed, "an integer")
         self.seed = seed
 
     def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
