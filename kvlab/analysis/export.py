@@ -47,11 +47,16 @@ def save_figure(fig: go.Figure, path: str | Path, *, width: int = 700, height: i
             raise UserError(f"{name} = {value!r} is not allowed: a number in (0, 10000].")
     fixed = _fixed(fig)
     data = _html(fixed) if ending == ".html" else _drawn(fixed, ending[1:], width, height, scale)
+    return written(target, data, "Give another path.")
+
+
+def written(target: Path, data: bytes, advice: str) -> Path:
+    """Write a file; its folder is made if it isn't there. UserError with the reason and `advice`: it can't be."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
     except OSError as error:
-        raise UserError(f"{target} can't be written: {error.strerror or error}. Give another path.") from None
+        raise UserError(f"{target} can't be written: {error.strerror or error}. {advice}") from error
     return target
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from kvlab.analysis.export import written
 from kvlab.analysis.template import BLACK, BLUE, GREEN, INK, ORANGE, PURPLE, SKY, TEMPLATE, VERMILLION, YELLOW, need
 from kvlab.types import UserError
 
@@ -206,9 +207,4 @@ def save_figure(fig: go.Figure, path: Path) -> Path:
             raise UserError(f"{path} can't be drawn ({first}): install kaleido and chromium, or save as .html.") from error
     else:
         raise UserError(f"{path}: figures are saved as .html, .json, .svg, .pdf or .png.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    except OSError as error:
-        raise UserError(f"{path} can't be written: {error.strerror or error}. Give another path: save(path).") from error
-    return path
+    return written(path, data, "Give another path: save(path).")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+import nbformat
 
 # The panel appears before its notebook is loaded: a Run All in between runs nothing.
 _READY = """async () => {
@@ -33,6 +37,12 @@ _RUN_CELL = """async ([first, last]) => {
   notebook.activeCellIndex = first;
   for (let i = first; i <= last; i++) { notebook.activeCellIndex = i; await app.commands.execute('notebook:run-cell'); }
 }"""
+
+
+def write_notebook(path: Path, cells: Iterable[str]) -> None:
+    """A notebook of code cells."""
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=kernel), path)
 
 
 class NotebookPage:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import nbformat
 import pytest
 
-from .notebook_page import NotebookPage
+from .notebook_page import NotebookPage, write_notebook
 
 pytestmark = pytest.mark.browser
 
@@ -26,9 +25,7 @@ with ours.batch_update(): ours.data[0].y = [3, 4]""",
 
 
 def test_a_plot_that_loads_late_hears_the_kernel(page, lab_server):
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS], metadata=kernel)
-    nbformat.write(notebook, lab_server.folder / "late.ipynb")
+    write_notebook(lab_server.folder / "late.ipynb", CELLS)
     lab = NotebookPage(page, lab_server.url, "late.ipynb")
     lab.run_cells(0, 0)
     page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot').length === 2")

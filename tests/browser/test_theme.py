@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import nbformat
 import pytest
 
-from .notebook_page import NotebookPage
+from .notebook_page import NotebookPage, write_notebook
 
 pytestmark = pytest.mark.browser
 
@@ -34,9 +33,7 @@ def turn(page: Any, theme: str, light: str) -> None:
 
 
 def test_widgets_and_plots_follow_the_theme(page, lab_server, artifacts):
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS], metadata=kernel)
-    nbformat.write(notebook, lab_server.folder / "theme.ipynb")
+    write_notebook(lab_server.folder / "theme.ipynb", CELLS)
     lab = NotebookPage(page, lab_server.url, "theme.ipynb")
     lab.run_cells(0, 0)
     page.wait_for_function("() => document.querySelector('.kvlab-plot.js-plotly-plot')?.data?.length")

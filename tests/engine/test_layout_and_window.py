@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from engine_support import Forcer, make_engine, policies, policy_names, prompt_of, reference_outputs, request, run_to_end, serve
 
+from kvlab.engine import Engine
 from kvlab.policies.base import CompressionPolicy
 from kvlab.policies.compression import Streaming, Window
 from kvlab.testing.invariants import check_invariants
-from kvlab.types import IllegalDecision, UserError
+from kvlab.types import IllegalDecision, Request, UserError
 
 SAMPLINGS: list[dict[str, Any]] = [{}, {"n": 3, "temperature": 1.0}, {"n": 2, "beam_width": 3}]
 
@@ -121,16 +122,21 @@ def test_a_policy_that_drops_what_the_next_query_sees_is_stopped() -> None:
     assert log.outputs == reference_outputs([asked], window=Window(4))
 
 
-def test_blocks_that_leave_the_window_come_free() -> None:
-    """Window 5, B = 4, prompt of 10: positions 6 on are seen by the next query, so block 0 goes; block 1 when position 12 is next."""
-    engine, log = make_engine(8, 4, policies(compression=Window(5)))
-    engine.add_request(request("a", prompt_of(10), 6))
-    tables = []
-    for _ in range(6):
+def tables_of_each_step(engine: Engine, asked: Request) -> list[list[int]]:
+    """The block table of the only request after each of its steps; empty once it has ended."""
+    engine.add_request(asked)
+    tables: list[list[int]] = []
+    for _ in range(asked.sampling.max_tokens):
         engine.step()
         check_invariants(engine)
         tables.append(list(engine.sequences[0].table.block_ids) if engine.sequences else [])  # type: ignore[union-attr]
-    assert tables == [[1, 2], [1, 2], [2], [2, 3], [2, 3], []]
+    return tables
+
+
+def test_blocks_that_leave_the_window_come_free() -> None:
+    """Window 5, B = 4, prompt of 10: positions 6 on are seen by the next query, so block 0 goes; block 1 when position 12 is next."""
+    engine, log = make_engine(8, 4, policies(compression=Window(5)))
+    assert tables_of_each_step(engine, request("a", prompt_of(10), 6)) == [[1, 2], [1, 2], [2], [2, 3], [2, 3], []]
     assert [plan.scheduled[0].num_dropped_tokens for plan in log.plans] == [0, 4, 4, 8, 8, 8]
     assert [(s.num_ctx_tokens, s.internal_fragmentation_tokens) for s in log.stats[:-1]] == [(6, 2), (7, 1), (4, 0), (5, 3), (6, 2)]
     assert log.records["a"].outputs == reference_outputs([request("a", prompt_of(10), 6)], window=Window(5))["a"]
@@ -140,13 +146,8 @@ def test_blocks_between_the_sinks_and_the_window_come_free() -> None:
     """2 sinks, window 3, B = 4, prompt of 10: the next query sees 0, 1 and 8 to 10, so block 1 goes and block 0 stays; block 2 (8 to 11)
     goes when position 14 is next, which sees 12 to 14. Slots are counted through: position 10 is slot 6 of [0, 2]."""
     engine, log = make_engine(8, 4, policies(compression=Streaming(2, 3)))
-    engine.add_request(request("a", prompt_of(10), 6))
-    tables = []
-    for _ in range(6):
-        engine.step()
-        check_invariants(engine)
-        tables.append(list(engine.sequences[0].table.block_ids) if engine.sequences else [])  # type: ignore[union-attr]
-    assert tables == [[0, 2], [0, 2], [0, 2], [0, 2, 3], [0, 3], []]  # 1 is cached: what was never used is taken first
+    # Block 1 is cached: what was never used is taken first.
+    assert tables_of_each_step(engine, request("a", prompt_of(10), 6)) == [[0, 2], [0, 2], [0, 2], [0, 2, 3], [0, 3], []]
     assert [plan.scheduled[0].num_dropped_tokens for plan in log.plans] == [0, 4, 4, 4, 4, 8]
     assert [(s.num_ctx_tokens, s.internal_fragmentation_tokens) for s in log.stats[:-1]] == [(6, 2), (7, 1), (8, 0), (9, 3), (6, 2)]
     assert log.records["a"].outputs == reference_outputs([request("a", prompt_of(10), 6)], window=Streaming(2, 3))["a"]
