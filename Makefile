@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all the set-up on a machine with Python 3.11+, make and git. `make help` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-full test-browser test-cluster checks lint bench lab figures clean
+.PHONY: help setup model demo test test-fast test-full test-browser test-cluster mutants checks lint bench lab figures clean
 
 # The interpreter for the virtual environment: `make PYTHON=python3.12 test`. Found here: the first of these that is 3.11 to 3.13.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -54,6 +54,10 @@ test-cluster: $(STAMP) ## sweeps on Ray, joblib and submitit, S3, MLflow, all on
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --root-user-action=ignore -c constraints.txt \
 		-e '.[dev,joblib,ray,slurm,mlflow,s3]' 'moto[s3]' flask flask-cors
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+
+# Hours with all of them; `make mutants ONLY=kvlab/cache` runs those whose name or file holds a text, JOBS at a time.
+mutants: model ## do the tests notice? each mutant of tests/mutants/ in a copy of the tree, with its tests
+	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) --only '$(ONLY)' $(ARGS)
 
 checks: lint ## ruff, mypy, import-linter, stripped notebooks
 	$(BIN)/mypy

@@ -1,0 +1,7 @@
+"""Mutants of policies."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+MUTANTS: list[Mutant] = []
