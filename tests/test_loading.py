@@ -121,7 +121,8 @@ BREAKS = {
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "must hold a JSON object, not list"),
     "config lacks a size": (lambda f: edit_config(f, vocab_size=None) or (f / "config.json").write_text(
         (f / "config.json").read_text().replace('"vocab_size"', '"x"')), "config.json: 'vocab_size' is missing"),
-    "a size that is no number": (lambda f: edit_config(f, hidden_size="big"), "config.json: a size or constant is not a number"),
+    "a size that is no number": (lambda f: edit_config(f, hidden_size="big"),
+                                "config.json: hidden_size = 'big' is not allowed: a whole number"),
     "another architecture": (lambda f: edit_config(f, architectures=["GPT2LMHeadModel"], model_type="gpt2"),
                              "architecture GPT2LMHeadModel is not supported. Supported: LlamaForCausalLM"),
     "quantised": (lambda f: edit_config(f, quantization_config={"quant_method": "gptq"}), "quantised weights are not supported"),
@@ -147,7 +148,7 @@ BREAKS = {
     "shard missing": (lambda f: shard(f) or (f / "model-00002-of-00002.safetensors").unlink(),
                       "model-00002-of-00002.safetensors is missing, but model.safetensors.index.json names it"),
     "shards without index": (lambda f: shard(f) or (f / "model.safetensors.index.json").unlink(), "has 2 safetensors files, but no"),
-    "empty index": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
+    "empty index": (lambda f: shard(f) or (f / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
     "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json can't be read as a tokenizer"),
 }  # fmt: skip
 
@@ -175,6 +176,16 @@ def test_names_that_do_not_exist(tmp_path: Path) -> None:
         dummy("llama3_8B")
     with pytest.raises(UserError, match="num_layers = 0 is not allowed"):
         dummy("smollm2", num_layers=0)
+    for seed in ("abc", 1.5, True, None, -1, 2**63):
+        for make in (lambda seed: tiny(seed=seed), lambda seed: dummy("smollm2", seed=seed)):
+            with pytest.raises(UserError, match=r"model.seed = .* is not allowed: a whole number from 0"):
+                make(seed)
+    for layers in ("x", 1.5, True):
+        with pytest.raises(UserError, match=r"num_layers = .* is not allowed: at least 1"):
+            dummy("smollm2", num_layers=layers)  # type: ignore[arg-type]
+    for path in ("", 3):
+        with pytest.raises(UserError, match=r"model.path = .* is not allowed"):
+            hf(path=path)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="Unknown dtype 'float31'. Did you mean 'float32'"):
         load_model(tiny(), "float31", "cpu")
     with pytest.raises(UserError, match="Unknown device 'gpu'"):

@@ -140,7 +140,7 @@ def test_an_illegal_victim_is_reported_with_the_policys_name() -> None:
         ('{"hash_ids": [1], "input_length": 9}\n{"hash_ids": [1]}\n', r"line 2: no input_length, unlike the rows before"),
         ('{"hash_ids": [1]}\n{"hash_ids": [1], "input_length": 9}\n', r"line 2: an input_length, unlike the rows before"),
         ("when,what\n5,6\n", r"'when,what' is no header of a known CSV format"),
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", r"is a Git LFS pointer, not the trace"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", r"is a Git LFS pointer"),
         ("5\n6\n7 8\n", r"line 3: '7 8' is not one block id"),
         ("\n\n", r"holds no requests"),
     ],

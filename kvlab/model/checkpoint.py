@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from kvlab.model.llama import Llama, tensor_shapes
 from kvlab.model.loading import DTYPES, LoadedModel
 from kvlab.model.parallel import Shard, sharded
 from kvlab.model.tokenizer import HFTokenizer, Tokenizer
-from kvlab.types import UserError
+from kvlab.types import UserError, refuse_lfs_pointer
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -45,6 +47,7 @@ def load_folder(folder: Path, name: str, dtype: torch.dtype | None, device: torc
     tokenizer, eos_token_ids = read_text(folder)
     with ExitStack() as stack:
         weights = Weights(folder, stack)
+        config = weights.resolve_tying(config, wanted)
         weights.check(tensor_shapes(config), config.tie_word_embeddings)
         checksum = weights.checksum()
         get = weights.get if shard is None else sharded(config, weights.get, shard)  # cut on the CPU, where the file is mapped
@@ -75,6 +78,7 @@ def read_config(folder: Path) -> LlamaConfig:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    refuse_lfs_pointer(file)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -87,7 +91,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _eos_token_ids(folder: Path, config: LlamaConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """What ends a text. generation_config.json is the author's word on it (Llama 3 names several ids there only)."""
     file = folder / "generation_config.json"
-    named = token_id_tuple(_read_json(file).get("eos_token_id")) if file.is_file() else ()
+    named = token_id_tuple(_read_json(file).get("eos_token_id"), str(file)) if file.is_file() else ()
     found = (named or config.eos_token_ids) + (tokenizer.eos_token_ids if tokenizer is not None else ())
     return tuple(dict.fromkeys(found))
 
@@ -104,14 +108,43 @@ class Weights:
         self.files = _weight_files(folder)
         self._file_of: dict[str, Any] = {}
         self._path_of: dict[str, Path] = {}
+        self._stored_name: dict[str, str] = {}
         for path in self.files:
+            refuse_lfs_pointer(path)
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 names = list(file.keys())
             except (SafetensorError, OSError) as error:
                 raise UserError(f"{path} is broken ({error}). Download or copy the file again.") from None
             for name in names:
+                if name in self._file_of:
+                    raise UserError(f"{path} and {self._path_of[name].name} both hold tensor {name!r}, so that it is not said which counts."
+                                    " Download or copy the folder again.")  # fmt: skip
                 self._file_of[name], self._path_of[name] = file, path
+        is_indexed = self.files[0].name != SINGLE and (folder / INDEX).is_file()
+        for name, file_name in _weight_map(folder).items() if is_indexed else ():
+            if self._path_of.get(name) != folder / file_name:
+                raise UserError(f"{folder / INDEX} says that {file_name} holds tensor {name!r}, but it does not: the index belongs to other"
+                                " files. Download or copy the folder again.")  # fmt: skip
+
+    def resolve_tying(self, config: LlamaConfig, dtype: torch.dtype) -> LlamaConfig:
+        """The config as the stored embeddings say it, decided as transformers 5 does where both disagree.
+
+        tie_word_embeddings with both tensors stored: tied if they are equal (as `dtype`), else each counts. With lm_head.weight alone: it
+        is the embedding as well. Untied with one of them missing: refused by `check`.
+        """
+        has_embedding, has_head = EMBEDDING in self._file_of, HEAD in self._file_of
+        if not config.tie_word_embeddings or not has_head:
+            return config
+        if not has_embedding:
+            self._file_of[EMBEDDING], self._path_of[EMBEDDING] = self._file_of[HEAD], self._path_of[HEAD]
+            self._stored_name[EMBEDDING] = HEAD
+            return config
+        shape = (config.vocab_size, config.hidden_size)
+        for name in (EMBEDDING, HEAD):
+            self._check_tensor(name, shape)
+        is_equal = torch.equal(self.get(EMBEDDING).to(dtype), self.get(HEAD).to(dtype))
+        return config if is_equal else replace(config, tie_word_embeddings=False)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], is_tied: bool) -> None:
         """Compare names, shapes and dtypes with what the config asks for; UserError at the first difference."""
@@ -126,17 +159,20 @@ class Weights:
             raise UserError(f"{self._path_of[unknown[0]]} holds tensor {unknown[0]!r}{more}, which the Llama of config.json has no place"
                             " for: ignoring it could change results. Check config.json (number of layers, biases).")  # fmt: skip
         for name, shape in shapes.items():
-            stored = self._file_of[name].get_slice(name)
-            if tuple(stored.get_shape()) != shape:
-                raise UserError(f"{self._path_of[name]}: tensor {name!r} has shape {list(stored.get_shape())}, but config.json asks for"
-                                f" {list(shape)}.")  # fmt: skip
-            if stored.get_dtype() not in FLOAT_TYPES:
-                raise UserError(f"{self._path_of[name]}: tensor {name!r} is stored as {stored.get_dtype()}. Supported:"
-                                f" {', '.join(FLOAT_TYPES)} (no quantised weights).")  # fmt: skip
+            self._check_tensor(name, shape)
+
+    def _check_tensor(self, name: str, shape: tuple[int, ...]) -> None:
+        stored = self._file_of[name].get_slice(self._stored_name.get(name, name))
+        if tuple(stored.get_shape()) != shape:
+            raise UserError(f"{self._path_of[name]}: tensor {name!r} has shape {list(stored.get_shape())}, but config.json asks for"
+                            f" {list(shape)}.")  # fmt: skip
+        if stored.get_dtype() not in FLOAT_TYPES:
+            raise UserError(f"{self._path_of[name]}: tensor {name!r} is stored as {stored.get_dtype()}. Supported:"
+                            f" {', '.join(FLOAT_TYPES)} (no quantised weights).")  # fmt: skip
 
     def get(self, name: str) -> torch.Tensor:
         """A tensor as stored, on the CPU."""
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        tensor: torch.Tensor = self._file_of[name].get_tensor(self._stored_name.get(name, name))
         return tensor
 
     def checksum(self) -> str:
@@ -161,27 +197,37 @@ class Weights:
 
 
 def _may_be_ignored(name: str, is_tied: bool) -> bool:
-    """Old checkpoints hold the rotary frequencies, and some with tied embeddings a copy of them as lm_head."""
-    return name.endswith("rotary_emb.inv_freq") or (is_tied and name == "lm_head.weight")
+    """Old checkpoints hold the rotary frequencies, and some with tied embeddings an equal copy of them as lm_head."""
+    return name.endswith("rotary_emb.inv_freq") or (is_tied and name == HEAD)
 
 
 def _names(files: list[Path]) -> str:
     return files[0].name if len(files) == 1 else f"{len(files)} safetensors files"
 
 
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Tensor -> file of the index; UserError for an index that says nothing of the kind."""
+    weight_map = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(file, str) for file in weight_map.values()):
+        raise UserError(f"{folder / INDEX} has no weight_map. Download or copy the file again.")
+    return weight_map
+
+
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files to read: those of the index, else the single one."""
-    index = folder / INDEX
-    if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise UserError(f"{index} has no weight_map. Download or copy the file again.")
-        files = [folder / name for name in sorted(set(weight_map.values()))]
+    """The safetensors files to read, chosen as transformers does: the single one, else those of the index."""
+    adapters = [file.name for file in folder.glob("adapter_*") if file.suffix in (".json", ".safetensors", ".bin")]
+    if adapters:
+        raise UserError(f"{folder} holds an adapter beside the model ({min(adapters)}), which would not be applied: merge it into the"
+                        " weights (peft's merge_and_unload and save_pretrained), or move its files away.")  # fmt: skip
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        files = [folder / name for name in sorted(set(_weight_map(folder).values()))]
         for file in files:
             if not file.is_file():
                 raise UserError(f"{file} is missing, but {INDEX} names it. Download or copy the folder again.")
         return files
-    files = [folder / SINGLE] if (folder / SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1:
         return files
     if files:

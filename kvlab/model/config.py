@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,8 @@ class LlamaConfig:
         Raises:
             UserError: a size below 1, heads that don't divide, an odd head size.
         """
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+                     "max_position_embeddings"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UserError(f"Model config: {name} = {getattr(self, name)} is not allowed: a whole number of at least 1.")
         if self.num_heads % self.num_kv_heads:
@@ -79,35 +81,28 @@ class LlamaConfig:
             UserError: another architecture, a missing number, or a feature that would change results if ignored.
         """
         _refuse_other_models(config, source)
-        try:
-            hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-            eos = config.get("eos_token_id")
-            theta, scaling = _rope(config, source)
-            return cls(
-                vocab_size=int(config["vocab_size"]),
-                hidden_size=hidden_size,
-                intermediate_size=int(config["intermediate_size"]),
-                num_layers=int(config["num_hidden_layers"]),
-                num_heads=num_heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-                head_dim=int(config.get("head_dim") or hidden_size // num_heads),
-                max_position_embeddings=int(config.get("max_position_embeddings", 2048)),
-                rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-                rope_theta=theta,
-                rope_scaling=scaling,
-                tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-                attention_bias=bool(config.get("attention_bias", False)),
-                mlp_bias=bool(config.get("mlp_bias", False)),
-                bos_token_id=config.get("bos_token_id"),
-                eos_token_ids=token_id_tuple(eos),
-                stored_dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
-            )
-        except KeyError as missing:
-            raise UserError(f"{source}: {missing.args[0]!r} is missing, and a Llama can't be built without it.") from None
-        except (TypeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{source}: a size or constant is not a number ({error}). Copy the file again.") from None
+        read = _Fields(config, source)
+        hidden_size, num_heads = read.whole("hidden_size"), read.whole("num_attention_heads")
+        theta, scaling = _rope(config, source)
+        return cls(
+            vocab_size=read.whole("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=read.whole("intermediate_size"),
+            num_layers=read.whole("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=read.whole("num_key_value_heads", num_heads),
+            head_dim=read.whole("head_dim", hidden_size // max(1, num_heads)),
+            max_position_embeddings=read.whole("max_position_embeddings", 2048),
+            rms_norm_eps=read.number("rms_norm_eps", 1e-6),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            tie_word_embeddings=read.flag("tie_word_embeddings"),
+            attention_bias=read.flag("attention_bias"),
+            mlp_bias=read.flag("mlp_bias"),
+            bos_token_id=read.whole("bos_token_id", -1) if config.get("bos_token_id") is not None else None,
+            eos_token_ids=token_id_tuple(config.get("eos_token_id"), source),
+            stored_dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+        )
 
     def to_hf(self) -> dict[str, Any]:
         """As a `config.json` that transformers (before and since 5) and `from_hf` read."""
@@ -131,39 +126,124 @@ class LlamaConfig:
         }  # fmt: skip
 
 
-def token_id_tuple(value: int | list[int] | None) -> tuple[int, ...]:
-    """An id field of Hugging Face's (None, one id or a list) as a tuple."""
+def token_id_tuple(value: object, source: str) -> tuple[int, ...]:
+    """An id field of Hugging Face's (None, one id or a list of ids) as a tuple; `source` (the file) is named in errors.
+
+    Raises:
+        UserError: anything else (a string, a fraction, a list within a list).
+    """
     if value is None:
         return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+    ids = value if isinstance(value, (list, tuple)) else [value]
+    wrong = [item for item in ids if isinstance(item, bool) or not isinstance(item, int)]
+    if wrong:
+        raise UserError(f"{source}: eos_token_id = {value!r} is not allowed: a token id, a list of token ids, or null.")
+    return tuple(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Fields of a config.json, of the kind that each must be. A null counts as absent, as in transformers."""
+
+    config: Mapping[str, Any]
+    source: str
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A whole number."""
+        return int(self._get(name, default, lambda v: isinstance(v, int) and not isinstance(v, bool), "a whole number"))
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        return float(self._get(name, default, is_positive, "a number above 0"))
+
+    def flag(self, name: str) -> bool:
+        """true or false; false where it is absent."""
+        return bool(self._get(name, False, lambda v: isinstance(v, bool), "true or false"))
+
+    def _get(self, name: str, default: Any, is_right: Callable[[Any], bool], what: str) -> Any:
+        value = self.config.get(name)
+        if value is None and default is None:
+            raise UserError(f"{self.source}: {name!r} is missing, and a Llama can't be built without it.")
+        value = default if value is None else value
+        if not is_right(value):
+            raise UserError(f"{self.source}: {name} = {value!r} is not allowed: {what}. Copy the file again.")
+        return value
+
+
+def is_positive(value: object) -> bool:
+    """Whether it is a finite number above 0 (true and false are none)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def _refuse_other_models(config: Mapping[str, Any], source: str) -> None:
     architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise UserError(f"{source}: architectures = {architectures!r} is not allowed: a list of class names.")
     model_type = config.get("model_type", "")
     if model_type != "llama" or (architectures and "LlamaForCausalLM" not in architectures):
-        found = ", ".join(architectures) or model_type or "none named"
+        found = ", ".join(architectures) or str(model_type) or "none named"
         raise UserError(
             f"{source}: architecture {found} is not supported. Supported: LlamaForCausalLM (model_type 'llama':"
             " Llama 2 and 3, SmolLM2, TinyLlama and others of that architecture)."
         )
     if config.get("quantization_config"):
         raise UserError(f"{source}: quantised weights are not supported. Use a folder with float16, bfloat16 or float32 weights.")
-    if config.get("hidden_act", "silu") != "silu":
-        raise UserError(f"{source}: hidden_act {config['hidden_act']!r} is not supported. Supported: 'silu'.")
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise UserError(f"{source}: hidden_act {config['hidden_act']!r} is not supported. Supported: 'silu' (also called 'swish').")
+    if config.get("transformers_weights"):
+        raise UserError(f"{source}: transformers_weights = {config['transformers_weights']!r} is not supported. Save the weights as"
+                        " model.safetensors and remove the key.")  # fmt: skip
 
 
 def _rope(config: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (before)."""
-    parameters: Mapping[str, Any] = config.get("rope_parameters") or {}
-    scaling: Mapping[str, Any] = parameters or config.get("rope_scaling") or {}
-    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    """Base and scaling. Where a config names them in several places, the one that transformers 5 takes counts:
+
+    - `rope_scaling`, if it has any entry, stands in place of the whole of `rope_parameters`;
+    - of that object `rope_theta` and `rope_type` come before the top level's `rope_theta` and the older `type`;
+    - llama3's `original_max_position_embeddings` at the top level comes before the object's, and both before `max_position_embeddings`.
+    """
+    rope = _rope_object(config, source)
+    read = _Fields(rope, source)
+    if "rope_theta" in rope:
+        theta = read.number("rope_theta")
+    else:
+        theta = _Fields(config, source).number("rope_theta", 10000.0)
+    kind = rope["rope_type"] if "rope_type" in rope else rope.get("type", "default")
     if kind not in ROPE_TYPES:
         raise UserError(f"{source}: rope scaling {kind!r} is not supported. Supported: {', '.join(ROPE_TYPES)}.")
     if kind == "default":
         return theta, None
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1):
+        raise UserError(f"{source}: partial_rotary_factor = {partial!r} is not supported with rope scaling {kind!r}: leave it out.")
+    factor = read.number("factor")
     if kind == "linear":
-        return theta, RopeScaling(kind, float(scaling["factor"]))
-    return theta, RopeScaling(kind, float(scaling["factor"]), float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"]),
-                              int(scaling["original_max_position_embeddings"]))  # fmt: skip
+        return theta, RopeScaling(kind, factor)
+    low, high = read.number("low_freq_factor"), read.number("high_freq_factor")
+    if low >= high:
+        raise UserError(f"{source}: low_freq_factor = {low:g} must be below high_freq_factor = {high:g}.")
+    outer = _Fields(config, source)
+    if "original_max_position_embeddings" in config:
+        original = outer.whole("original_max_position_embeddings")
+    elif "original_max_position_embeddings" in rope:
+        original = read.whole("original_max_position_embeddings")
+    else:
+        original = outer.whole("max_position_embeddings", 2048)
+    if original < 1:
+        raise UserError(f"{source}: original_max_position_embeddings = {original} is not allowed: a whole number of at least 1.")
+    return theta, RopeScaling(kind, factor, low, high, original)
+
+
+def _rope_object(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The object that describes the rotary embeddings; empty where there is none."""
+    for name in ("rope_scaling", "rope_parameters"):
+        found = config.get(name)
+        if found is None or found == {}:
+            continue
+        if not isinstance(found, dict):
+            raise UserError(f"{source}: {name} = {found!r} is not allowed: an object with rope_type, or null.")
+        nested = next((key for key, value in found.items() if isinstance(value, dict)), None)
+        if nested is not None:
+            raise UserError(f"{source}: {name} holds settings for {nested!r} layers. Supported: one setting for all layers.")
+        return found
+    return {}

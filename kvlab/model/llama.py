@@ -21,6 +21,9 @@ from kvlab.model.rope import rotary_table
 
 GetTensor = Callable[[str], torch.Tensor]
 
+FIRST_POSITIONS = 8192
+"""Positions that the rotary table has before `Llama.reserve_positions`."""
+
 
 class LayerCaches(Protocol):
     """What a model needs of the KV tensors (kvlab.cache.tensors.KVTensors)."""
@@ -60,10 +63,22 @@ class Llama:
         self.final_norm = get("model.norm.weight")
         self.lm_head = Linear(self.embed_VE if config.tie_word_embeddings else get("lm_head.weight"))
         self.dtype, self.device = self.embed_VE.dtype, self.embed_VE.device
-        self._rotary = rotary_table(config, self.dtype, self.device)
+        self._rotary = rotary_table(config, min(config.max_position_embeddings, FIRST_POSITIONS), self.dtype, self.device)
+        self._outgrown: list[torch.Tensor] = []
         self._scale = config.head_dim**-0.5
         self._rotated_counts = [config.num_heads, config.num_kv_heads]
         self._head_counts = [config.num_heads + config.num_kv_heads, config.num_kv_heads]
+
+    def reserve_positions(self, num_positions: int) -> None:
+        """Make the rotary table long enough for positions 0 to `num_positions` - 1; `FIRST_POSITIONS` are there from the start.
+
+        A runner calls it before its first step: the table of a config's whole length takes gigabytes where that is in the millions.
+        Shorter tables stay allocated on CUDA, where recorded graphs of other engines read them.
+        """
+        if num_positions > len(self._rotary):
+            if self.device.type == "cuda":
+                self._outgrown.append(self._rotary)
+            self._rotary = rotary_table(self.config, num_positions, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, kv: LayerCaches, meta: AttentionMetadata,
@@ -71,7 +86,8 @@ class Llama:
         """Run new tokens through all layers; their K and V are written to `kv` at `meta.slot_mapping_T`.
 
         Args:
-            token_ids_T, positions_T: int64 [T] on the model's device; positions count from 0 in each sequence.
+            token_ids_T, positions_T: int64 [T] on the model's device; positions count from 0 in each sequence, and are
+                among those reserved (`reserve_positions`).
             kv: KV tensors on the same device. meta: where each sequence's tokens lie; decodes first.
 
         Returns:

@@ -11,6 +11,9 @@ import torch
 
 from kvlab.model.config import LlamaConfig, RopeScaling
 
+_CHUNK = 65536
+"""Positions whose angles are computed at a time."""
+
 
 def inverse_frequencies(config: LlamaConfig) -> torch.Tensor:
     """Angular frequency of each pair of coordinates, float32 [D/2], computed as transformers does (float32: it is what models were
@@ -36,13 +39,18 @@ def _llama3(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     return torch.where(is_between, blended, scaled)
 
 
-def rotary_table(config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Cosines and sines of every position, [P, 2, 1, D] in `dtype`; the angles are taken in float32 as transformers does.
+def rotary_table(config: LlamaConfig, num_positions: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Cosines and sines of positions 0 to P - 1, [P, 2, 1, D] in `dtype`; the angles are taken in float32 as transformers does.
 
     The first half of the sines is negative: rotating is then `x * cos + swap_halves(x) * sin`, without a negation per token.
     """
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-    angles = positions[:, None] * inverse_frequencies(config)[None, :]
-    cos, sin = angles.cos(), angles.sin()
-    table = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)], dim=1)
-    return table[:, :, None, :].to(dtype=dtype, device=device)
+    table = torch.empty(num_positions, 2, 1, config.head_dim, dtype=dtype, device=device)
+    frequencies = inverse_frequencies(config)
+    half = config.head_dim // 2
+    for start in range(0, num_positions, _CHUNK):  # what is made on the way stays small beside the table
+        positions = torch.arange(start, min(start + _CHUNK, num_positions), dtype=torch.float32)
+        angles = positions[:, None] * frequencies[None, :]
+        rows = table[start : start + _CHUNK, :, 0]
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        rows[:, 0, :half], rows[:, 0, half:], rows[:, 1, :half], rows[:, 1, half:] = cos, cos, -sin, sin
+    return table

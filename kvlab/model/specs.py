@@ -98,6 +98,9 @@ def hf(id: str | None = None, path: str | None = None) -> ModelSpec:
     """
     if (id is None) == (path is None):
         raise UserError("model=hf needs either model.id=OWNER/NAME (from the Hugging Face hub) or model.path=FOLDER, and not both.")
+    for name, value in (("id", id), ("path", path)):
+        if value is not None and not (isinstance(value, (str, Path)) and str(value)):
+            raise UserError(f"model.{name} = {value!r} is not allowed: text that names a model.")
     return _Folder(id, None if path is None else str(Path(path).expanduser()))
 
 
@@ -110,13 +113,26 @@ def dummy(shape: str = "llama3_8b", num_layers: int | None = None, seed: int = 0
     """Random weights of a named shape, for speed and memory runs; `num_layers` cuts it short.
 
     Raises:
-        UserError: unknown shape (the message lists them), or fewer than one layer.
+        UserError: unknown shape (the message lists them), fewer than one layer, or a seed that is no whole number from 0 to 2**63 - 1.
     """
+    if num_layers is not None and not _is_whole(num_layers, 1):
+        raise UserError(f"num_layers = {num_layers!r} is not allowed: at least 1, or null for all layers of the shape.")
     shape_named(shape, num_layers)
-    return _Dummy(shape, num_layers, seed)
+    return _Dummy(shape, num_layers, _seed(seed))
 
 
 def tiny(seed: int = 0) -> ModelSpec:
     """Two layers, 8 query and 4 KV heads, random weights that give varied greedy tokens, a byte-level tokenizer. For tests."""
-    return _Tiny(seed)
+    return _Tiny(_seed(seed))
+
+
+def _seed(value: object) -> int:
+    """A seed of random weights, as torch takes it."""
+    if not _is_whole(value, 0):
+        raise UserError(f"model.seed = {value!r} is not allowed: a whole number from 0 to 2**63 - 1.")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
-from kvlab.types import UserError
+from kvlab.types import UserError, refuse_lfs_pointer
 
 
 class Message(TypedDict):
@@ -100,6 +100,8 @@ class HFTokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise UserError(f"{folder} has no tokenizer.json (fast tokenizers only). Save one with transformers' save_pretrained.")
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"):
+            refuse_lfs_pointer(folder / name)
         try:
             self._fast: Any = PreTrainedTokenizerFast.from_pretrained(str(folder))
         except Exception as error:  # tokenizers raises plain Exception for a broken file

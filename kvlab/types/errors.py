@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class KvlabError(Exception):
@@ -56,3 +57,18 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], seam: str = "") -> 
         hint += (f" A class of your own is given by {key}._target_=MODULE.{own} on the command line (MODULE.py in the working folder or on "
                  "PYTHONPATH), and as an object in Python.")  # fmt: skip
     return UserError(f"Unknown {kind} {name!r}.{hint} Valid: {', '.join(names)}.")
+
+
+def refuse_lfs_pointer(file: Path) -> None:
+    """Raise UserError for a file that git-lfs left as a pointer to its content. A file that can't be read is left to its reader."""
+    try:
+        with file.open("rb") as stream:
+            begin = stream.read(len(_LFS))
+    except OSError:
+        return
+    if begin == _LFS:
+        raise UserError(f"{file} is a Git LFS pointer: the repository was cloned without its large files. Run `git lfs pull` there, or "
+                        "download the file itself.")  # fmt: skip
+
+
+_LFS = b"version https://git-lfs.github.com/spec/"

@@ -15,7 +15,7 @@ from typing import TextIO
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.types import UserError
+from kvlab.types import UserError, refuse_lfs_pointer
 from kvlab.workload.fetching import cache_folder, fetch
 from kvlab.workload.public_traces import PUBLIC_TRACES
 
@@ -26,7 +26,6 @@ SUFFIXES = ("", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".json", ".json.gz", "
 ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".json", ".json.gz", ".txt", ".txt.gz")
 MAX_TOKENS = 2**40
 """More is no length but a fault of the file."""
-LFS_POINTER = "version https://git-lfs.github.com/"
 
 
 def default_folders() -> list[Path]:
@@ -78,7 +77,8 @@ def _without_suffix(name: str) -> str:
 
 
 def open_text(path: Path) -> TextIO:
-    """A text file or a gzipped one, as UTF-8."""
+    """A text file or a gzipped one, as UTF-8. UserError: a Git LFS pointer."""
+    refuse_lfs_pointer(path)
     return gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else open(path, encoding="utf-8-sig")
 
 
@@ -86,13 +86,7 @@ def beginning(path: Path, num_characters: int = 1 << 16) -> str:
     """The first characters of a file, without blank space before them. UserError: it can't be read, or is a Git LFS pointer."""
     with reading(path), open_text(path) as file:
         text = file.read(num_characters).lstrip()
-    _refuse_pointer(path, text)
     return text
-
-
-def _refuse_pointer(path: Path, text: str) -> None:
-    if text.startswith(LFS_POINTER):
-        raise UserError(f"{path} is a Git LFS pointer, not the trace: fetch the file itself (git lfs pull).")
 
 
 @contextmanager
@@ -117,8 +111,6 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     with reading(path, lambda: number), open_text(path) as file:
         for number, line in enumerate(file, 1):
-            if number == 1:
-                _refuse_pointer(path, line)
             if line.strip():
                 yield number, line.rstrip("\r\n")
 

@@ -87,7 +87,7 @@ def test_rotary(dtype: torch.dtype, heads: int, head_dim: int, seed: int) -> Non
 def test_keys_are_turned_to_their_new_positions(storage: torch.dtype, tolerance: float, seed: int) -> None:
     """A key stored at position p and moved to p' is what rotating the plain key to p' gives; others keep every bit."""
     config = tiny().shape()
-    head_dim, heads, table = config.head_dim, 3, rotary_table(tiny().shape(), torch.float32, torch.device("cpu"))
+    head_dim, heads, table = config.head_dim, 3, rotary_table(tiny().shape(), 4096, torch.float32, torch.device("cpu"))
     plain = draw(6, heads, head_dim, dtype=torch.float32, seed=seed)
     old, new = torch.tensor([0, 5, 40, 100, 7, 9]), torch.tensor([3, 2, 44, 1, 7, 9])
 

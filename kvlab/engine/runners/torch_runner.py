@@ -113,6 +113,8 @@ class TorchRunner:
         self._kv = KVTensors(shape.num_layers, config.num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim, dtype,
                              self._device, config.num_cpu_blocks, config.kv_scales)  # fmt: skip
         self._config = config
+        pool = config.num_blocks * config.block_size
+        self._model.reserve_positions(config.max_model_len if config.window else min(config.max_model_len, pool))
 
     def kv_budget(self, limits: Limits) -> int:
         """Bytes for the gpu tier: see `kvlab.engine.runners.memory`."""
@@ -135,6 +137,7 @@ class TorchRunner:
         lens = np.diff(np.arange(num_seqs + 1) * limits.max_num_batched_tokens // num_seqs)
         lens = lens[np.argsort(lens > 1, kind="stable")]
         positions_T = ragged_positions(np.zeros(num_seqs, dtype=np.int64), lens)
+        self._model.reserve_positions(int(lens.max()))
         table_SM = np.zeros((num_seqs, -(-int(lens.max()) // block_size)), dtype=np.int64)
         on_device = self._to_device([positions_T % block_size, positions_T, lens, table_SM.ravel()])
         meta = AttentionMetadata(on_device[0], on_device[3].view(table_SM.shape), on_device[2], lens.tolist(), lens.tolist(),
