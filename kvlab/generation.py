@@ -89,20 +89,22 @@ class LiveRequest:
         for seq in sorted([*self.group.seqs, *self.group.ended_seqs], key=lambda s: s.stream):
             if seq.stream in self._closed:
                 continue
-            ids, reason = seq.output_token_ids[self._sent.get(seq.stream, 0) :], seq.finish_reason
-            self._sent[seq.stream] = seq.num_output
+            sent = self._sent.get(seq.stream, 0)
+            ids, reason = seq.output_token_ids[sent:], seq.finish_reason
+            self._sent[seq.stream] = sent + len(ids)
             if reason:
                 self._closed.add(seq.stream)
             if ids or reason:
-                yield Chunk(self.number, seq.stream, self._new_text(seq, ids), ids, reason)  # (others may step the engine meanwhile)
+                yield Chunk(self.number, seq.stream, self._new_text(seq, sent), ids, reason)  # (others may step the engine meanwhile)
 
-    def _new_text(self, seq: Sequence, ids: tuple[int, ...]) -> str:
+    def _new_text(self, seq: Sequence, num_sent: int) -> str:
+        """Text of the tokens behind the first `num_sent`."""
         if seq.stop_checker is not None:
             return seq.stop_checker.take() + (seq.stop_checker.take_rest() if seq.finish_reason else "")
         if self._tokenizer is None:
             return ""
         text = self._texts.setdefault(seq.stream, Detokenizer(self._tokenizer))
-        return "".join(map(text.append, ids)) + (text.flush() if seq.finish_reason else "")
+        return "".join(map(text.append, seq.text_token_ids[num_sent:])) + (text.flush() if seq.finish_reason else "")
 
     def _final_texts(self) -> tuple[str, ...]:
         assert self.record is not None

@@ -31,8 +31,8 @@ class PieceTokenizer:
         text = b"".join(names).decode(errors="replace")
         return text.removeprefix(" ") if self.strips else text
 
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.pieces[token_id]
+    def is_byte(self, token_id: int) -> bool:
+        return False
 
     def apply_chat(self, messages: object) -> list[int]:
         raise NotImplementedError("not needed here")
@@ -64,7 +64,7 @@ def test_a_character_cut_across_tokens_waits_for_its_last_byte() -> None:
 
 def test_bytes_that_are_no_text_become_replacement_characters() -> None:
     text = Detokenizer(PieceTokenizer(b"a", b"\xff", b"\xe2\x82", b"b", b"\xf0\x9f"))
-    assert [text.append(i) for i in range(5)] == ["a", "\ufffd", "", "\ufffdb", ""]
+    assert [text.append(i) for i in range(5)] == ["a", "", "", "\ufffd\ufffdb", ""]  # (a replacement may be an incomplete character)
     assert text.flush() == "\ufffd"
 
 

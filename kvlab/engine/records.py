@@ -115,9 +115,7 @@ def _text(seq: Sequence, tokenizer: Tokenizer | None) -> str:
         return seq.stop_checker.text
     if tokenizer is None:
         return ""
-    ids = seq.output_token_ids
-    ends = seq.finish_reason == "stop" and not seq.group.sampling.include_stop_str
-    return tokenizer.decode(ids[:-1] if ends and ids[-1] in seq.group.end_ids else ids)
+    return tokenizer.decode(seq.text_token_ids)
 
 
 def refused_record(request: Request, detail: str, now_s: float) -> RequestRecord:

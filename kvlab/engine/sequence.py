@@ -11,7 +11,7 @@ from kvlab.cache.pool import CachedBlock
 from kvlab.cache.table import BlockTable
 from kvlab.engine.beam import BeamState
 from kvlab.engine.stopping import StopChecker, end_token_ids
-from kvlab.types import ChangedView, Request, TokenLogprobs
+from kvlab.types import LATE, ChangedView, Request, TokenLogprobs
 
 if TYPE_CHECKING:
     from kvlab.engine.steady import Lanes
@@ -58,8 +58,18 @@ class Sequence:
 
     @property
     def output_token_ids(self) -> tuple[int, ...]:
-        """Output so far."""
-        return tuple(self.tokens[self.num_prompt :])
+        """Output so far, as far as it is known (at depth 1 a token in flight counts in `num_output` and stands as `LATE` in `tokens`)."""
+        ids = self.tokens[self.num_prompt :]
+        while ids and ids[-1] == LATE:
+            ids.pop()
+        return tuple(ids)
+
+    @property
+    def text_token_ids(self) -> tuple[int, ...]:
+        """Known output whose text is the sequence's: without the id that ended it, unless `include_stop_str`."""
+        ids = self.output_token_ids
+        is_ended = self.finish_reason == "stop" and not self.group.sampling.include_stop_str
+        return ids[:-1] if is_ended and ids and ids[-1] in self.group.end_ids else ids
 
 
 class SequenceGroup:

@@ -130,7 +130,7 @@ def _seed(value: object) -> int:
     """A seed of random weights, as torch takes it."""
     if not _is_whole(value, 0):
         raise UserError(f"model.seed = {value!r} is not allowed: a whole number from 0 to 2**63 - 1.")
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)  # type: ignore[call-overload]
 
 
 def _is_whole(value: object, least: int) -> bool:

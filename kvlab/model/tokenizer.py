@@ -1,13 +1,12 @@
 """What kvlab needs of a tokenizer, a wrapper of Hugging Face's fast ones, and a byte-level one for the tiny model.
 
-Token bytes are the ground of streaming: a text is the UTF-8 decoding of its tokens' bytes, whatever characters they cut.
+`decode` is the ground of all texts: what is streamed, searched for stop strings and told at the end is what it makes of the ids.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -42,8 +41,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids. Bytes that are no UTF-8 become U+FFFD."""
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token adds to a text; b"" for special tokens and for ids without text."""
+    def is_byte(self, token_id: int) -> bool:
+        """Whether a token is a single byte that `decode` reads with the byte tokens beside it (SentencePiece's <0x..>): the text of
+        a run of them is certain only once another token follows."""
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation, ending where the assistant is to answer.
@@ -72,11 +72,11 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Bytes as UTF-8; special tokens, unless skipped, as <bos>, <eos>, <pad>."""
         names = {} if skip_special_tokens else {256: b"<bos>", 257: b"<eos>", 258: b"<pad>"}
-        return b"".join(names.get(i, b"") or self.token_bytes(i) for i in ids).decode(errors="replace")
+        return b"".join(bytes([i]) if 0 <= i < 256 else names.get(i, b"") for i in ids).decode(errors="replace")
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The byte, or b""."""
-        return bytes([token_id]) if 0 <= token_id < 256 else b""
+    def is_byte(self, token_id: int) -> bool:
+        """No: what follows a byte changes nothing but a character that is incomplete."""
+        return False
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         """bos, one line a message, then "assistant: "."""
@@ -106,10 +106,7 @@ class HFTokenizer:
             self._fast: Any = PreTrainedTokenizerFast.from_pretrained(str(folder))
         except Exception as error:  # tokenizers raises plain Exception for a broken file
             raise UserError(f"{file} can't be read as a tokenizer: {error}") from error
-        self._decode_bytes = _byte_decoder(json.loads(file.read_text()))
-        self._special = frozenset(i for i, token in self._fast.added_tokens_decoder.items() if token.special)
-        self._added = {i: token.content for i, token in self._fast.added_tokens_decoder.items()}
-        self._bytes: dict[int, bytes] = {}
+        self._byte_ids = _byte_ids(json.loads(file.read_text(encoding="utf-8")), self._fast)
         self.vocab_size = len(self._fast)
         self.bos_token_id: int | None = self._fast.bos_token_id
         self.eos_token_ids: tuple[int, ...] = () if self._fast.eos_token_id is None else (self._fast.eos_token_id,)
@@ -122,20 +119,9 @@ class HFTokenizer:
         """Text of ids, spaces as the tokens have them."""
         return str(self._fast.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Bytes that a token adds; b"" for special tokens and unused ids."""
-        found = self._bytes.get(token_id)
-        if found is None:
-            found = self._bytes[token_id] = self._token_bytes(token_id)
-        return found
-
-    def _token_bytes(self, token_id: int) -> bytes:
-        if token_id in self._special or not 0 <= token_id < self.vocab_size:
-            return b""
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        token = self._fast.convert_ids_to_tokens(token_id)
-        return b"" if token is None else self._decode_bytes(token)
+    def is_byte(self, token_id: int) -> bool:
+        """Whether it is one of <0x00> to <0xFF>, under a decoder that takes them for bytes."""
+        return token_id in self._byte_ids
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation through the model's chat template, ready for the answer."""
@@ -145,26 +131,9 @@ class HFTokenizer:
         return self.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
 
 
-@lru_cache(maxsize=1)
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's reversible map of bytes to printable characters, turned around."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def _decode_byte_level(token: str) -> bytes:
-    table = _byte_of_character()
-    return bytes(table[c] for c in token) if all(c in table for c in token) else token.encode()
-
-
-def _decode_sentencepiece(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
-    return token.replace("\u2581", " ").encode()
-
-
-def _byte_decoder(tokenizer_json: dict[str, Any]) -> Any:
-    """How this tokenizer writes bytes in its tokens: byte-level BPE (Llama 3, SmolLM2) or SentencePiece (Llama 2, TinyLlama)."""
-    decoder = json.dumps(tokenizer_json.get("decoder"))
-    return _decode_byte_level if '"ByteLevel"' in decoder else _decode_sentencepiece
+def _byte_ids(tokenizer_json: dict[str, Any], fast: Any) -> frozenset[int]:
+    """Ids of the byte tokens of a tokenizer whose decoder falls back on bytes (Llama 2, TinyLlama); none under another decoder."""
+    if '"ByteFallback"' not in json.dumps(tokenizer_json.get("decoder")):
+        return frozenset()
+    found = (fast.backend_tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(token_id for token_id in found if token_id is not None)

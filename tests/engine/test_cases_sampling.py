@@ -98,11 +98,8 @@ class Pieces(ByteTokenizer):
         super().__init__(len(pieces) + 1)
         self.pieces = list(pieces)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.pieces[token_id] if token_id < len(self.pieces) else b""
-
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return b"".join(self.token_bytes(i) for i in ids).decode(errors="replace")
+        return b"".join(self.pieces[i] for i in ids if i < len(self.pieces)).decode(errors="replace")
 
 
 class Script(FakeModel):
