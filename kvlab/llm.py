@@ -24,12 +24,13 @@ from kvlab.model.tokenizer import Message, Tokenizer
 from kvlab.policies.admission.watermark import Watermark
 from kvlab.policies.block_sizing.fixed import Fixed
 from kvlab.progress import Progress
+from kvlab.prompts import as_prompts
 from kvlab.types import Listener, Request, RequestRecord, SamplingParams, UserError, unknown_name
 
 CPU_KV_TOKENS = 16_384
 """Tokens of the KV pool on a CPU, unless a size is given."""
 
-Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+Prompts = str | Iterable[str] | Iterable[int] | Iterable[str | Iterable[int]]
 
 
 class LLM:
@@ -104,7 +105,7 @@ class LLM:
         """Complete prompts; one output a prompt, in their order.
 
         Args:
-            prompts: a text, texts, a prompt's token ids, or several prompts' token ids.
+            prompts: a text, a prompt's token ids (a list, 1-d array or tensor of whole numbers), or several of either.
             sampling: for all prompts, or one each; default: greedy, 16 tokens. on_chunk: called with tokens as they come.
             progress: show a bar.
 
@@ -140,8 +141,13 @@ class LLM:
     # --------------------------------------------------------------------- requests
 
     def _requests(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None) -> list[Request]:
-        texts = _as_list(prompts)
-        each = [sampling or SamplingParams()] * len(texts) if sampling is None or isinstance(sampling, SamplingParams) else list(sampling)
+        texts = as_prompts(prompts)
+        if sampling is None or isinstance(sampling, SamplingParams):
+            each = [sampling or SamplingParams()] * len(texts)
+        elif isinstance(sampling, (str, bytes, Mapping)) or not isinstance(sampling, Iterable):
+            raise UserError(f"sampling is {sampling!r:.60}: a kvlab.SamplingParams is needed, or one for each prompt.")
+        else:
+            each = list(sampling)
         if len(each) != len(texts):
             raise UserError(f"{len(each)} sampling parameters for {len(texts)} prompts: give one for all, or one for each.")
         for params in each:
@@ -151,7 +157,7 @@ class LLM:
         requests = []
         for prompt, params in zip(texts, each, strict=True):
             text = prompt if isinstance(prompt, str) else None
-            ids = self._need_tokenizer("a text").encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+            ids = self._need_tokenizer("a text").encode(prompt) if isinstance(prompt, str) else prompt
             requests.append(Request(f"llm-{next(self._ids)}", ids, params, text, now_s))
         for request in requests:
             self.engine.check_request(request)
@@ -231,23 +237,6 @@ class LLM:
         self._hand_out(self.engine.take_ended())
 
 
-def _as_list(prompts: Prompts) -> list[Any]:
-    """One prompt as a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, Mapping) or not hasattr(prompts, "__iter__"):
-        raise UserError(f"The prompt is {type(prompts).__name__}: a text, texts or token ids are needed.")
-    items = list(prompts)
-    if not items:
-        raise UserError("There is no prompt: give a text, texts or token ids.")
-    if all(isinstance(i, int) for i in items):
-        return [items]
-    for number, item in enumerate(items):
-        if not isinstance(item, (str, list, tuple)) and not (hasattr(item, "__iter__") and not isinstance(item, Mapping)):
-            raise UserError(f"Prompt {number} is {type(item).__name__}: a text or a list of token ids is needed.")
-    return items
-
-
 def _checked(conversation: Sequence[Message]) -> list[Message]:
     for number, message in enumerate(conversation):
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
@@ -260,8 +249,13 @@ def _checked(conversation: Sequence[Message]) -> list[Message]:
 def _spec(model: str | Path | ModelSpec) -> ModelSpec:
     """The spec of a model's name, folder or hub id."""
     if not isinstance(model, (str, Path)):
-        return model
+        if callable(getattr(model, "load", None)):
+            return model
+        raise UserError(f"model = {model!r:.60} is not allowed: a model's name, a folder, a Hugging Face id OWNER/NAME, a spec of "
+                        "kvlab.model.specs or a loaded model.")  # fmt: skip
     name = str(model)
+    if not name.strip():
+        raise UserError("model is empty: a model's name, a folder or a Hugging Face id OWNER/NAME is needed.")
     if name == "smollm2":
         return smollm2()
     if name == "tiny":

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from array import array
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import kvlab
 from kvlab.generation import Chunk
@@ -238,16 +241,48 @@ def test_wrong_prompts_start_nothing(llm: LLM) -> None:
         ([[1, 2], [5000]], UserError, "5000"),
         ([[1] * 5000], RequestTooLong, "5000 tokens"),
         ([1, "a"], UserError, "Prompt 0 is int"),
-        ([None], UserError, "NoneType"),
+        ([None], UserError, "The prompt holds NoneType"),
+        (b"ab", UserError, r"The prompt is bytes \(decode it"),
+        ([b"ab", "a"], UserError, r"Prompt 0 is bytes \(decode it"),
+        ([1, 2.0], UserError, r"The prompt holds float 2\.0"),
+        ([[1, 2.0]], UserError, r"Prompt 0 holds float 2\.0"),
+        ([True, 1], UserError, "The prompt holds bool True"),
+        (np.array([1.0, 2.0]), UserError, r"The prompt holds float 1\.0"),
+        (torch.tensor([[1.5]]), UserError, r"Prompt 0 holds float 1\.5"),
+        (np.array([True]), UserError, "The prompt holds bool True"),
+        (np.array([], dtype=np.int64), UserError, "no prompt"),
+        (np.zeros((2, 0), dtype=np.int64), UserError, "empty prompt"),
+        (np.zeros((1, 1, 1), dtype=np.int64), UserError, "Prompt 0 holds list"),
+        (np.array(5), UserError, "The prompt is ndarray"),
+        ({1, 2}, UserError, "The prompt is set"),
+        (iter(()), UserError, "no prompt"),
         (5, UserError, "The prompt is int"),
         ({"prompt": "a"}, UserError, "The prompt is dict"),
     ):
         with pytest.raises(error, match=say):
             llm.generate(prompts, FIVE)  # type: ignore[arg-type]
         assert is_idle(llm)
-    with pytest.raises(UserError, match="a kvlab.SamplingParams is needed"):
-        llm.generate([1, 2], {"max_tokens": 3})  # type: ignore[arg-type]
+    for sampling in ({"max_tokens": 3}, [None], 5, "greedy"):
+        with pytest.raises(UserError, match="a kvlab.SamplingParams is needed"):
+            llm.generate([1, 2], sampling)  # type: ignore[arg-type]
     assert is_idle(llm)
+
+
+def test_a_sequence_of_whole_numbers_is_token_ids_whatever_holds_it(llm: LLM) -> None:
+    once = llm.generate([3, 4, 5], FIVE)[0].token_ids
+    whole: list[Any] = [
+        (3, 4, 5), np.array([3, 4, 5]), np.array([3, 4, 5], dtype=np.uint8), torch.tensor([3, 4, 5]), [np.int64(3), 4, np.uint16(5)],
+        [torch.tensor(3), 4, 5], range(3, 6), iter([3, 4, 5]), array("I", [3, 4, 5]), np.array([3, 4, 5], dtype=object),
+    ]  # fmt: skip
+    for ids in whole:
+        assert [output.token_ids for output in llm.generate(ids, FIVE)] == [once], type(ids)
+    two = [once, llm.generate([6, 7, 8], FIVE)[0].token_ids]
+    for rows in (np.array([[3, 4, 5], [6, 7, 8]]), torch.tensor([[3, 4, 5], [6, 7, 8]]), ([3, 4, 5], np.array([6, 7, 8])),
+                 (row for row in ([3, 4, 5], iter((6, 7, 8))))):  # fmt: skip
+        assert [output.token_ids for output in llm.generate(rows, FIVE)] == two
+    texts = [llm.generate(text, FIVE)[0].token_ids for text in ("a", "b")]
+    for mixed in (["a", "b", [3, 4, 5]], np.array(["a", "b"]), (text for text in "ab")):
+        assert [output.token_ids for output in llm.generate(mixed, FIVE)][:2] == texts
 
 
 def test_an_error_in_a_callback_leaves_a_usable_engine(llm: LLM) -> None:
@@ -276,7 +311,11 @@ def test_policies_by_name_object_and_class() -> None:
 
 
 def test_models_by_name_folder_and_id(tmp_path: Path) -> None:
+    for wrong in (None, 5, True, b"tiny", ["tiny"], {}, 1.5):
+        with pytest.raises(UserError, match="model = .* is not allowed: a model's name, a folder"):
+            kvlab.LLM(wrong)  # type: ignore[arg-type]
     for name, say in (
+        ("", "model is empty"),
         ("smolm2", "Did you mean 'smollm2'"),
         ("dummy_llama9", "dummy_llama3_8b"),
         (tmp_path / "none", "none"),

@@ -77,7 +77,7 @@ def test_logits_without_a_number_are_an_error(params: dict[str, float], broken: 
 
 def test_top_k_by_hand() -> None:
     rows = torch.stack([mass(1.0, 4.0, 2.0, 3.0)] * 4 + [mass(1.0, 2.0, 2.0, 0.5)])
-    assert kept(keep_top_k(rows, [1, 2, 0, 9, 1])) == [[1], [1, 3], [0, 1, 2, 3], [0, 1, 2, 3], [1, 2]]  # ties all stay
+    assert kept(keep_top_k(rows, [1, 2, 0, 9, 1], rows.log())) == [[1], [1, 3], [0, 1, 2, 3], [0, 1, 2, 3], [1, 2]]  # ties all stay
 
 
 def test_top_p_by_hand() -> None:
@@ -94,7 +94,7 @@ def test_top_p_with_a_flat_distribution_sorts_everything(monkeypatch: pytest.Mon
 
 
 def test_top_p_mass_is_of_what_top_k_left() -> None:
-    left = keep_top_k(mass(0.4, 0.3, 0.2, 0.1)[None], [2])  # 4/7 and 3/7
+    left = keep_top_k(mass(0.4, 0.3, 0.2, 0.1)[None], [2], mass(0.4, 0.3, 0.2, 0.1)[None])  # 4/7 and 3/7
     assert kept(keep_top_p(left, torch.tensor([[0.57]], dtype=torch.float64))) == [[0]]
     assert kept(keep_top_p(left, torch.tensor([[0.58]], dtype=torch.float64))) == [[0, 1]]
 
@@ -117,7 +117,7 @@ def test_filters_agree_with_transformers() -> None:
         return torch.full((8, 1), value, dtype=torch.float64)
 
     for k in (1, 7, 399):
-        assert torch.equal(keep_top_k(rows, [k] * 8) > 0, TopKLogitsWarper(k)(ids, logits).isfinite())
+        assert torch.equal(keep_top_k(rows, [k] * 8, logits) > 0, TopKLogitsWarper(k)(ids, logits).isfinite())
     for p in (0.05, 0.5, 0.93, 0.999):
         assert torch.equal(keep_top_p(rows, column(p)) > 0, TopPLogitsWarper(p)(ids, logits).isfinite())
         assert torch.equal(keep_top_p(rows, column(p), looks=False), keep_top_p(rows, column(p), looks=True))

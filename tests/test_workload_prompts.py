@@ -125,7 +125,7 @@ def test_without_a_tokenizer_text_is_its_bytes_and_the_notes_say_so(tmp_path: Pa
         ({"prompt": 5}, r"line 3: prompt must be a text"),
         ({"prompt": "   "}, r"line 3: the prompt has no tokens"),
         ({"prompt": "a", "max_token": 5}, r"line 3: Unknown field 'max_token'\. Did you mean 'max_tokens'"),
-        ({"prompt": "a", "max_tokens": 0}, r"line 3: SamplingParams\.max_tokens = 0"),
+        ({"prompt": "a", "max_tokens": 0}, r"line 3: max_tokens = 0 is not allowed: at least 1"),
         ({"prompt": "a", "max_tokens": "5"}, r"line 3: max_tokens = '5' is not allowed: a whole number"),
         ({"prompt": "a", "stop": [1]}, r"line 3: stop = \[1\] is not allowed: a string or strings"),
         ({"prompt": "a", "ignore_eos": 1}, r"line 3: ignore_eos = 1 is not allowed: true or false"),

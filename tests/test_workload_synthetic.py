@@ -200,7 +200,7 @@ def test_a_setting_of_another_kind_is_told() -> None:
         ({"sampling": {"temprature": 1}}, r"Unknown sampling parameter 'temprature'. Did you mean 'temperature'"),
         ({"sampling": {"max_tokens": 5}}, r"max_tokens has no effect"),
         ({"sampling": {"min_tokens": 9}}, r"min_tokens = 9 is not allowed: between 0 and max_tokens \(4\)"),
-        ({"sampling": {"top_p": 0}}, r"workload\.sampling: SamplingParams\.top_p = 0"),
+        ({"sampling": {"top_p": 0}}, r"workload\.sampling: top_p = 0\.0 is not allowed: in \(0, 1\]"),
         ({"sampling": {"temperature": "hot"}}, r"temperature = 'hot' is not allowed: a number"),
         ({"prompt_len": 200_000}, r"10 of 10 prompts leave no room .* max_model_len=100000 \(the longest has 200000 tokens\)"),
     ],

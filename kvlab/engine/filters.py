@@ -55,8 +55,8 @@ def keep_min_p(mass_RV: torch.Tensor, min_p_R1: torch.Tensor) -> torch.Tensor:
     return mass_RV.masked_fill(mass_RV < min_p_R1, 0)
 
 
-def keep_top_k(mass_RV: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
-    """Keep the k likeliest tokens and those equal to the k-th; k = 0 keeps all."""
+def keep_top_k(mass_RV: torch.Tensor, top_k: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
+    """Keep the k largest logits and those equal to the k-th; k = 0 keeps all. (At a high temperature their masses may be equal.)"""
     size = mass_RV.shape[1]
     counts = [min(k or size, size) for k in top_k]
     limited = [row for row, count in enumerate(counts) if count < size]
@@ -64,10 +64,10 @@ def keep_top_k(mass_RV: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
         return mass_RV
     rows = on_device(limited, torch.int64, mass_RV.device)
     last = on_device([[counts[row] - 1] for row in limited], torch.int64, mass_RV.device)
-    largest = mass_RV[rows].topk(max(counts[row] for row in limited), dim=-1).values
-    floor_R1 = torch.zeros_like(mass_RV[:, :1])
+    largest = logits_RV[rows].topk(max(counts[row] for row in limited), dim=-1).values
+    floor_R1 = torch.full_like(logits_RV[:, :1], -torch.inf)
     floor_R1[rows] = largest.gather(1, last)
-    return mass_RV.masked_fill(mass_RV < floor_R1, 0)
+    return mass_RV.masked_fill(logits_RV < floor_R1, 0)
 
 
 def take_top_k(logits_RV: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
@@ -87,10 +87,12 @@ def take_top_k(logits_RV: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Ten
     return values.gather(1, order), ids, is_exact
 
 
-def keep_top_p(mass_RV: torch.Tensor, top_p_R1: torch.Tensor, looks: bool | None = None) -> torch.Tensor:
+def keep_top_p(mass_RV: torch.Tensor, top_p_R1: torch.Tensor, order_RV: torch.Tensor | None = None,
+               looks: bool | None = None) -> torch.Tensor:  # fmt: skip
     """Keep the fewest likely tokens whose probabilities reach `top_p`, at least one; of equals at the border the lower ids.
 
-    `looks`: look at results on the way to sort no more than is needed; by default where that is free. On a GPU the host would wait.
+    `order_RV`: of equals first those with more here, then the lower ids. `looks`: look at results on the way to sort no more than is
+    needed; by default where that is free. On a GPU the host would wait.
     """
     looks = mass_RV.device.type == "cpu" if looks is None else looks
     size = mass_RV.shape[1]
@@ -107,7 +109,13 @@ def keep_top_p(mass_RV: torch.Tensor, top_p_R1: torch.Tensor, looks: bool | None
     num_surplus_R1 = size - below_RV.sum(dim=-1, keepdim=True) - num_kept_R1
     if not looks or bool((num_surplus_R1 > 0).any()):  # more tokens at the border than may stay: the last of them go
         ties_RV = mass_RV == floor_R1
-        below_RV |= ties_RV & (ties_RV.cumsum(dim=-1) > ties_RV.sum(dim=-1, keepdim=True) - num_surplus_R1)
+        num_stay_R1 = ties_RV.sum(dim=-1, keepdim=True) - num_surplus_R1
+        if order_RV is None:
+            below_RV |= ties_RV & (ties_RV.cumsum(dim=-1) > num_stay_R1)
+        else:
+            order_RV = order_RV.masked_fill(~ties_RV, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+            ranks_RV = torch.empty_like(order_RV).scatter_(1, order_RV, torch.arange(size, device=order_RV.device).expand_as(order_RV))
+            below_RV |= ties_RV & (ranks_RV >= num_stay_R1)
     return mass_RV.masked_fill(below_RV, 0)
 
 

@@ -7,6 +7,7 @@ from kvlab.engine.config import EngineConfig
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.policies.base import LayoutPolicy, RegionNeed, SlotLayout
 from kvlab.types import Request, RequestTooLong, UserError
+from kvlab.types.token_ids import token_ids
 
 
 def check_request(request: Request, config: EngineConfig, layout: LayoutPolicy | None, vocab_size: int | None,
@@ -16,6 +17,8 @@ def check_request(request: Request, config: EngineConfig, layout: LayoutPolicy |
     num_prompt, num_seqs = len(request.prompt_token_ids), request.sampling.num_sequences
     if num_prompt == 0:
         raise UserError(f"{name} has an empty prompt: at least one token is needed.")
+    if token_ids(request.prompt_token_ids) is None:
+        raise UserError(f"{name} has prompt_token_ids = {request.prompt_token_ids!r:.60}: a sequence of whole numbers is needed.")
     if vocab_size is not None:
         low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
         if low < 0 or high >= vocab_size:

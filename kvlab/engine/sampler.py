@@ -5,12 +5,17 @@ others temperature, min_p, top_k, top_p (each over what the one before left), th
 cumulative distribution, in ascending order of token ids and in float64, at a uniform number that depends on (seed, stream,
 position) alone: batch, preemption and other requests can't change it.
 
+An infinite temperature is the limit of high ones. All that the filters leave is equally likely, and the filters still go by the order of
+the logits: of V tokens min_p leaves all, top_k the k largest logits (and those equal to the k-th), top_p the ceil(top_p * n) largest of
+the n left.
+
 Shapes: S rows (sequences), R those of them that are drawn, V vocabulary.
 Deviations: ties at the border of top_p keep the lower ids (vLLM: whatever its sort leaves); ties at top_k all stay, as in vLLM.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -28,6 +33,9 @@ from kvlab.types import Candidate, SamplingParams, SeqStart, TokenLogprobs
 
 MAX_ELEMENTS = (2**18, 2**24)
 """Logits that are drawn from at a time, in float64: on a CPU (what its caches hold), on a GPU (so that launches are few)."""
+
+HIGH_TEMPERATURE = 1e6
+"""Above it logits that differ may come out as equal masses: top_p looks at the logits then."""
 
 
 @dataclass(slots=True)
@@ -199,13 +207,19 @@ def draw_ids(logits_RV: torch.Tensor, ids_RV: torch.Tensor | None, states: Seque
     logits' columns, None: all in order."""
     params = [state.sampling for state in states]
     scaled_RV = logits_RV.double() / _column(logits_RV, [p.temperature for p in params])
+    highest = max(p.temperature for p in params)
+    if highest == math.inf:
+        scaled_RV.masked_fill_(logits_RV == -torch.inf, -torch.inf)  # what is masked stays so
     mass_RV = scaled_RV.sub_(scaled_RV.amax(dim=-1, keepdim=True)).exp_()
     if any(p.min_p > 0 for p in params):
         mass_RV = keep_min_p(mass_RV, _column(logits_RV, [p.min_p for p in params]))
     if any(p.top_k > 0 for p in params):
-        mass_RV = keep_top_k(mass_RV, [p.top_k for p in params])
+        mass_RV = keep_top_k(mass_RV, [p.top_k for p in params], logits_RV)
     if any(p.top_p < 1 for p in params):
-        mass_RV = keep_top_p(mass_RV, _column(logits_RV, [p.top_p for p in params]))
+        order_RV = None
+        if highest > HIGH_TEMPERATURE:  # of these rows alone: what a row draws is its own affair
+            order_RV = logits_RV.masked_fill(_column(logits_RV, [p.temperature for p in params]) <= HIGH_TEMPERATURE, 0.0)
+        mass_RV = keep_top_p(mass_RV, _column(logits_RV, [p.top_p for p in params]), order_RV)
     cumulative_RV = mass_RV.cumsum(dim=-1)
     streams = np.array([state.stream for state in states])[:, None] + np.arange(width)
     seeds = np.array([[state.seed % 2**64] for state in states], dtype=np.uint64)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.types import UserError, unknown_name
-from kvlab.workload.sampling import TYPES, sampling_params
+from kvlab.workload.sampling import NAMES, sampling_params
 from kvlab.workload.traces import numbered_lines
 
 CONTENT = ("prompt", "messages", "prompt_token_ids")
@@ -66,12 +66,12 @@ def parse_line(where: str, line: str) -> PromptLine:
     prompt = PromptLine(where, kinds[0], row.pop(kinds[0]))
     CONTENT_CHECKS[prompt.kind](where, prompt.content)
     for name, value in row.items():
-        if name in TYPES:
+        if name in NAMES:
             prompt.sampling[name] = value
         elif name in FIELDS:
             prompt.fields[name] = _checked(where, name, value)
         else:
-            raise UserError(f"{where}: {unknown_name('field', name, [*CONTENT, *FIELDS, *TYPES])}")
+            raise UserError(f"{where}: {unknown_name('field', name, [*CONTENT, *FIELDS, *NAMES])}")
     sampling_params(where, {"max_tokens": max(16, _int_or_zero(prompt.sampling.get("min_tokens")))}, prompt.sampling)
     return prompt
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from kvlab.types import SamplingParams, UserError, unknown_name
 from kvlab.workload.distributions import mapping
 
-TYPES: dict[str, str] = {f.name: str(f.type) for f in fields(SamplingParams) if f.init}
-"""Name -> annotation of every sampling parameter."""
+NAMES = tuple(f.name for f in fields(SamplingParams) if f.init)
+"""Every sampling parameter."""
 
 
 def sampling_params(where: str, *layers: Mapping[Any, Any] | None) -> SamplingParams:
@@ -18,13 +18,13 @@ def sampling_params(where: str, *layers: Mapping[Any, Any] | None) -> SamplingPa
     merged: dict[str, Any] = {}
     for layer in layers:
         for key, value in mapping(where, layer or {}, "{temperature: 0.8, max_tokens: 64}").items():
-            if key not in TYPES:
-                raise UserError(f"{where}: {unknown_name('sampling parameter', str(key), TYPES)}")
-            merged[str(key)] = _typed(where, str(key), value)
+            if key not in NAMES:
+                raise UserError(f"{where}: {unknown_name('sampling parameter', str(key), NAMES)}")
+            merged[str(key)] = value
     try:
         return SamplingParams(**merged)
     except UserError as error:
-        raise UserError(f"{where}: {error}") from error
+        raise UserError(f"{where}: {str(error).removeprefix('SamplingParams.')}") from error
 
 
 class LengthSampling:
@@ -47,26 +47,3 @@ class LengthSampling:
                 self._made.clear()
             self._made[output_len] = sampling_params("workload.sampling", *self._layers, {"max_tokens": output_len})
         return self._made[output_len]
-
-
-def _typed(where: str, key: str, value: Any) -> Any:
-    """The value in the parameter's type, or a UserError."""
-    kind = TYPES[key]
-    if value is None and "None" in kind:
-        return None
-    if kind.startswith("tuple"):
-        element: type = str if "str" in kind else int
-        many = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-        if all(isinstance(v, element) and not isinstance(v, bool) for v in many):
-            return tuple(many)
-        allowed = "a string or strings" if element is str else "an id or ids"
-        raise UserError(f"{where}: {key} = {value!r} is not allowed: {allowed}.")
-    if kind == "bool":
-        if isinstance(value, bool):
-            return value
-        raise UserError(f"{where}: {key} = {value!r} is not allowed: true or false.")
-    if isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if kind == "float" else value
-    if kind == "float" and isinstance(value, float):
-        return value
-    raise UserError(f"{where}: {key} = {value!r} is not allowed: a {'number' if kind == 'float' else 'whole number'}.")
