@@ -95,7 +95,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        out = subprocess.run([str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, check=False)
+        out = subprocess.run([str(tool), "--dump-resource-usage", file.name], capture_output=True, encoding="utf-8", check=False)
     found = re.search(r"REG:(\d+) STACK:(\d+)", out.stdout)
     if found is None:
         raise RuntimeError(f"{tool} said nothing of registers: {out.stdout or out.stderr}")

@@ -50,7 +50,7 @@ def interrupted(folder: Path, words: list[str], whole_group: bool, after: int = 
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "kvlab.experiment", *words], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, encoding="utf-8",
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs inherit that it is ignored
     )  # fmt: skip
     deadline = time.monotonic() + 300
@@ -69,4 +69,4 @@ def interrupted(folder: Path, words: list[str], whole_group: bool, after: int = 
 
 def states(folder: Path) -> list[str]:
     """What the status.json of each of a sweep's points says."""
-    return [json.loads(path.read_text())["state"] for path in folder.glob("*/status.json")]
+    return [json.loads(path.read_text(encoding="utf-8"))["state"] for path in folder.glob("*/status.json")]

@@ -46,8 +46,8 @@ def test_ids_of_an_access_trace_are_of_one_kind_too() -> None:
 
 def test_ids_with_leading_zeros_are_other_ids(tmp_path: Path) -> None:
     """007 and 7 are two blocks; a file of numbers alone is numbers."""
-    (tmp_path / "texts.txt").write_text("007\n7\n007\n")
-    (tmp_path / "numbers.txt").write_text("70\n7\n70\n")
+    (tmp_path / "texts.txt").write_text("007\n7\n007\n", encoding="utf-8")
+    (tmp_path / "numbers.txt").write_text("70\n7\n70\n", encoding="utf-8")
     for name in ("texts", "numbers"):
         result = replay(tmp_path / f"{name}.txt", capacity=1)
         assert (result.row()["object_hits"], result.evicted[0]) == (0, b"007" if name == "texts" else b"70")
@@ -109,14 +109,14 @@ MOONCAKE = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [
     ],
 )
 def test_numbers_that_no_array_holds(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
-    (tmp_path / "m.jsonl").write_text(json.dumps(MOONCAKE) + "\n" + json.dumps(MOONCAKE | changed) + "\n")
+    (tmp_path / "m.jsonl").write_text(json.dumps(MOONCAKE) + "\n" + json.dumps(MOONCAKE | changed) + "\n", encoding="utf-8")
     for semantics in ("access", "engine"):
         with pytest.raises(UserError, match=message):
             replay(tmp_path / "m.jsonl", semantics=semantics)
 
 
 def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
-    (tmp_path / "m.jsonl").write_text(json.dumps(MOONCAKE) + "\n" + "[" * 200_000 + "\n")
+    (tmp_path / "m.jsonl").write_text(json.dumps(MOONCAKE) + "\n" + "[" * 200_000 + "\n", encoding="utf-8")
     with pytest.raises(UserError, match="line 2: broken JSON"):
         replay(tmp_path / "m.jsonl")
 
@@ -124,9 +124,10 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["1000000000000000000000000000000", "-1000000000000000000000000000000"])
 def test_lengths_of_csv_files_that_no_array_holds(tmp_path: Path, value: str) -> None:
     azure = tmp_path / "a.csv"
-    azure.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.680000,{value},5\n")
+    azure.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.680000,{value},5\n", encoding="utf-8")
     burst = tmp_path / "b.csv"
-    burst.write_text(f"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,{value},18,490,Conversation log\n")
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    burst.write_text(f"{header}\n5,ChatGPT,{value},18,490,Conversation log\n", encoding="utf-8")
     for path in (azure, burst):
         with pytest.raises(UserError, match=rf"line 2: (ContextTokens|Request tokens) = {value} is (no length|negative)"):
             replay(path)

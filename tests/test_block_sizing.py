@@ -129,11 +129,11 @@ def test_a_run_takes_the_size_and_says_why(tmp_path: Path) -> None:
     assert (run.config["block_size"], run.config["num_blocks"]) == (8, 64)
     assert set(run.steps()["kv_blocks_total"]) == {64}
     why = "Block size: 8 tokens a block cost least for 5 requests of 24 tokens in the mean (block_overhead 1)."
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    status = json.loads((tmp_path / "run" / "status.json").read_text(encoding="utf-8"))
     assert why in status["notes"]
     assert status["block_sizing"][0] == why
     assert len(status["block_sizing"]) == 11
-    assert why in (tmp_path / "run" / "run.log").read_text()
+    assert why in (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
     assert "\n".join(status["block_sizing"]) in run_table(run)
 
 

@@ -215,7 +215,7 @@ def test_comparing_says_what_is_missing(runs: dict[str, Run], tmp_path: Path, ca
 
 def test_a_perfetto_timeline_follows_the_trace_event_format(runs: dict[str, Run], tmp_path: Path) -> None:
     path = runs["a"].to_perfetto(tmp_path / "trace.json")
-    trace = json.loads(path.read_text())
+    trace = json.loads(path.read_text(encoding="utf-8"))
     assert set(trace) == {"traceEvents", "displayTimeUnit"}
     events = trace["traceEvents"]
     needed = {"M": {"args"}, "X": {"ts", "dur", "cat"}, "C": {"ts", "args"}, "i": {"ts", "s"}}
@@ -255,7 +255,7 @@ def test_a_perfetto_timeline_keeps_the_formats_rules(runs: dict[str, Run], tmp_p
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no JSON")
 
-    trace = json.loads(runs["a"].to_perfetto(tmp_path / "trace.json").read_text(), parse_constant=refuse)
+    trace = json.loads(runs["a"].to_perfetto(tmp_path / "trace.json").read_text(encoding="utf-8"), parse_constant=refuse)
     events = trace["traceEvents"]
     assert trace["displayTimeUnit"] in ("ms", "ns")
     assert {e["ph"] for e in events} == {"M", "X", "C", "i"}
@@ -301,13 +301,14 @@ def threads(events: Iterable[dict[str, Any]]) -> Iterable[tuple[Any, list[dict[s
 def test_csv_holds_what_the_frames_hold(runs: dict[str, Run], tmp_path: Path) -> None:
     paths = runs["a"].to_csv(tmp_path / "csv")
     assert [p.name for p in paths] == ["steps.csv", "requests.csv", "summary.csv"]
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "csv" / "requests.csv").read_text())))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "csv" / "requests.csv").read_text(encoding="utf-8"))))
     frame = runs["a"].requests()
     assert [row["request_id"] for row in rows] == frame["request_id"].tolist()
     assert [json.loads(row["token_times_s"]) for row in rows] == [list(times) for times in frame["token_times_s"]]
     assert json.loads(rows[0]["output_token_ids"]) == [list(map(int, ids)) for ids in frame["output_token_ids"][0]]
     assert float(rows[3]["ttft_s"]) == frame["ttft_s"][3]
-    summary = {row["figure"]: row["value"] for row in csv.DictReader(io.StringIO((tmp_path / "csv" / "summary.csv").read_text()))}
+    text = (tmp_path / "csv" / "summary.csv").read_text(encoding="utf-8")
+    summary = {row["figure"]: row["value"] for row in csv.DictReader(io.StringIO(text))}
     assert int(summary["num_steps"]) == runs["a"].summary["num_steps"]
 
 
@@ -439,8 +440,8 @@ def test_a_run_that_was_cut_off_is_compared_and_exported_with_a_remark(tmp_path:
     half = tmp_path / "half"
     shutil.copytree(tmp_path / "whole", half)
     (half / "summary.json").unlink()
-    status = json.loads((half / "status.json").read_text())
-    (half / "status.json").write_text(json.dumps({**status, "state": "running", "pid": 1 << 30}))
+    status = json.loads((half / "status.json").read_text(encoding="utf-8"))
+    (half / "status.json").write_text(json.dumps({**status, "state": "running", "pid": 1 << 30}), encoding="utf-8")
     steps = (half / "steps.parquet").read_bytes()
     (half / "steps.parquet").write_bytes(steps[: len(steps) // 2])
     told = str(kvlab.compare(whole, half)).splitlines()

@@ -73,7 +73,7 @@ def test_every_policy_builds_from_its_yaml(group: str, name: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda p: p.relative_to(CONF).as_posix())
 def test_every_yaml_shows_the_command_that_runs_it(path: Path) -> None:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     assert isinstance(yaml.safe_load(text), dict)
     if path.relative_to(CONF).parts[0] == "hydra":
         return
@@ -92,7 +92,7 @@ def test_presets_compose_and_say_what_they_follow(preset: str) -> None:
     check_config(config)
     for seam in SEAMS:
         build(config[seam])
-    assert "# Follows:" in (CONF / "policy" / f"{preset}.yaml").read_text()
+    assert "# Follows:" in (CONF / "policy" / f"{preset}.yaml").read_text(encoding="utf-8")
 
 
 def test_presets_set_what_their_systems_do() -> None:
@@ -213,7 +213,7 @@ def test_a_name_like_a_class_is_taken_for_ones_own_and_what_is_said_works(tmp_pa
         with pytest.raises(UserError) as caught:
             kvlab.compose(override)
         assert "class of your own" not in str(caught.value)
-    (tmp_path / "my_module.py").write_text("from kvlab.policies.eviction.lru import Lru\n\nclass Mine(Lru):\n    pass\n")
+    (tmp_path / "my_module.py").write_text("from kvlab.policies.eviction.lru import Lru\n\nclass Mine(Lru):\n    pass\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = to_plain(kvlab.compose("eviction._target_=my_module.Mine"))
     assert type(policy_set(config, {}).eviction).__name__ == "Mine"
@@ -243,7 +243,7 @@ class Anything(Headcount):
 
 def test_a_class_of_ones_own_takes_a_place_without_what_the_house_left_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The default, watermark, leaves fraction and full_sequence in the node; what was set for the class stays."""
-    (tmp_path / "own_admission.py").write_text(OWN)
+    (tmp_path / "own_admission.py").write_text(OWN, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def made(*words: str) -> Any:

@@ -73,7 +73,7 @@ def test_a_class_of_a_notebook_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_module_that_fails_to_import_names_what_is_missing(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "my_policies.py").write_text("import no_such_package_at_all\nclass Mine: ...\n")
+    (tmp_path / "my_policies.py").write_text("import no_such_package_at_all\nclass Mine: ...\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="needs the module 'no_such_package_at_all'"):
         find_class("my_policies.Mine")
@@ -168,8 +168,8 @@ def test_a_run_notes_what_has_no_effect(tmp_path: Path) -> None:
     done = kvlab.run(kvlab.compose(*words, "watermark=0.1", "admission=none"), folder=tmp_path / "run", progress=False)
     said = "watermark = 0.1 has no effect: admission none does not take it (adaptive, watermark would)."
     assert said in done.notes
-    assert said in json.loads((tmp_path / "run" / "status.json").read_text())["notes"]
-    assert said in (tmp_path / "run" / "run.log").read_text()
+    assert said in json.loads((tmp_path / "run" / "status.json").read_text(encoding="utf-8"))["notes"]
+    assert said in (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("runner", ["torch", "simulated", "recorded"])
@@ -204,7 +204,7 @@ def test_identity_follows_the_source_of_foreign_classes(tmp_path, monkeypatch: p
     monkeypatch.syspath_prepend(str(tmp_path))
     found = []
     for number, body in enumerate(("pass", "x = 1")):
-        (tmp_path / f"policy_{number}.py").write_text(f"class Mine:\n    {body}\n")
+        (tmp_path / f"policy_{number}.py").write_text(f"class Mine:\n    {body}\n", encoding="utf-8")
         found.append(identity(config(eviction={"_target_": f"policy_{number}.Mine"}), "weights"))
     assert found[0] is not None
     assert found[0] != found[1]

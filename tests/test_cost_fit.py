@@ -48,12 +48,12 @@ def test_the_same_workload_simulated_with_the_fit_is_the_same_run(recorded: Run,
     run = kvlab.run(config, folder=tmp_path / "run", progress=False)
     for figure in ("duration_s", "output_token_throughput_per_s", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_e2el_ms"):
         assert run.summary[figure] == pytest.approx(recorded.summary[figure], rel=1e-6), figure
-    told = json.loads((tmp_path / "run/summary.json").read_text())["step_cost"]
+    told = json.loads((tmp_path / "run/summary.json").read_text(encoding="utf-8"))["step_cost"]
     assert told["name"] == "Fitted"
     assert told["source"] == str(recorded.folder)
     assert told["held_out"]["mape"] < 1e-6
     assert told["extrapolated_steps"] < 0.05, "a held-out step may be the largest"
-    assert "held-out steps off by 0.0% in the mean" in json.loads((tmp_path / "run/status.json").read_text())["notes"][-1]
+    assert "held-out steps off by 0.0% in the mean" in json.loads((tmp_path / "run/status.json").read_text(encoding="utf-8"))["notes"][-1]
 
 
 def test_a_run_beyond_the_fit_says_how_much_of_it_is_extrapolated(recorded: Run, tmp_path: Path) -> None:

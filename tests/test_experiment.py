@@ -44,7 +44,7 @@ def folders(root: Path) -> list[Path]:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "status.json").read_text())
+    found: dict[str, Any] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -57,7 +57,7 @@ def test_a_run_writes_its_folder_and_prints_a_table(tmp_path: Path, capsys: pyte
     assert folder.parent.parent == tmp_path / "runs"
     names = {p.name for p in folder.iterdir() if not p.name.startswith(".")}
     assert names == {"config.yaml", "env.json", "status.json", "summary.json", "steps.parquet", "requests.parquet", "run.log"}
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     assert (config["block_size"], config["num_blocks"], config["max_model_len"], config["dtype"]) == (7, 585, 4096, "float32")
     assert "hydra" not in config
     assert status(folder)["state"] == "finished"
@@ -71,7 +71,7 @@ def test_a_run_writes_its_folder_and_prints_a_table(tmp_path: Path, capsys: pyte
     row = loaded.frame.iloc[0]
     assert (row["status"], row["eviction"], row["runner"], row["num_finished"]) == ("finished", "lru", "torch", 4)
     assert loaded[0].requests()["num_output_tokens"].tolist() == [4, 4, 4, 4]
-    assert len(loaded[0].steps()) == json.loads((folder / "summary.json").read_text())["num_steps"]
+    assert len(loaded[0].steps()) == json.loads((folder / "summary.json").read_text(encoding="utf-8"))["num_steps"]
 
 
 @pytest.mark.parametrize(("off", "said"), [
@@ -82,7 +82,7 @@ def test_what_is_not_recorded_is_not_counted(tmp_path: Path, off: list[str], sai
     words = ["runner=simulated", "model=tiny", "workload=synthetic", "workload.num_requests=3", "workload.output_len=4"]
     run = kvlab.run(kvlab.compose(*words, *off), folder=tmp_path / "run", progress=False)
     assert run.state == "finished"
-    assert re.search(said, (tmp_path / "run" / "run.log").read_text())
+    assert re.search(said, (tmp_path / "run" / "run.log").read_text(encoding="utf-8"))
 
 
 
@@ -129,7 +129,7 @@ def test_nothing_but_a_message_for_wrong_input(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_run_folder_that_cant_be_made_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     for words in (["hydra.run.dir=file/run"], ["hydra.run.dir=file"], ["hydra.sweep.dir=file/sweep", "-m"]):
         assert main([*SMALL, "runner=simulated", *words]) == USER_ERROR
         printed = capsys.readouterr()
@@ -139,7 +139,7 @@ def test_a_run_folder_that_cant_be_made_is_one_message(tmp_path: Path, capsys: p
 
 
 def test_broken_jsonl_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"\n')
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"\n', encoding="utf-8")
     assert main([*PROMPTS, "workload.path=prompts.jsonl"]) == USER_ERROR
     assert "line 2" in capsys.readouterr().err
     (folder,) = folders(tmp_path)
@@ -148,7 +148,7 @@ def test_broken_jsonl_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_prompt_that_never_fits_is_refused_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [json.dumps({"prompt_token_ids": [1] * n, "max_tokens": 2}) for n in (20, 700)]
-    (tmp_path / "p.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "p.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     words = ["model=tiny", "threads=1", "workload=prompts", "workload.path=p.jsonl", "num_blocks=40"]
     assert main(words) == FAILED
     printed = capsys.readouterr()
@@ -177,7 +177,7 @@ def test_a_failing_run_leaves_what_it_had(tmp_path: Path, monkeypatch: pytest.Mo
     assert "the device is on fire" in capsys.readouterr().err
     assert status(folder)["state"] == "failed"
     assert "the device is on fire" in status(folder)["error"]["traceback"]
-    assert "the device is on fire" in (folder / "run.log").read_text()
+    assert "the device is on fire" in (folder / "run.log").read_text(encoding="utf-8")
     assert len(kvlab.load_runs(folder)[0].steps()) == 3
 
 
@@ -206,7 +206,7 @@ def test_signals_end_a_process_cleanly(tmp_path: Path, number: int, code: int) -
     words = [*SMALL, "workload.num_requests=4000", "workload.output_len=200"]
     process = subprocess.Popen(
         [sys.executable, "-m", "kvlab.experiment", *words], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        encoding="utf-8", env={**os.environ, "PYTHONPATH": str(ROOT)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs inherit that it is ignored
     )  # fmt: skip
     try:
@@ -227,7 +227,7 @@ def test_signals_end_a_process_cleanly(tmp_path: Path, number: int, code: int) -
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "file").write_text("not a folder", encoding="utf-8")
     with pytest.raises(UserError, match="file"):
         kvlab.run(kvlab.compose(*SMALL), folder=tmp_path / "file" / "run", progress=False)
 
@@ -271,7 +271,7 @@ def test_a_sweep_ends_with_the_code_that_its_runs_would_have(tmp_path: Path, cap
     """Prompts of 24 tokens: no block of 16 holds one. Prompts of 20 and 700: 40 blocks refuse one of them, 100 none."""
     assert main(["-m", *SMALL, "runner=simulated", "num_blocks=64,1"]) == USER_ERROR
     lines = [json.dumps({"prompt_token_ids": [1] * n, "max_tokens": 2}) for n in (20, 700)]
-    (tmp_path / "p.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "p.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     words = ["-m", *PROMPTS, "runner=simulated", "workload.path=p.jsonl"]
     assert main([*words, "num_blocks=100,101"]) == OK
     assert main([*words, "num_blocks=100,40"]) == FAILED
@@ -387,7 +387,7 @@ def test_a_class_that_cant_be_made_is_a_users_error(tmp_path: Path) -> None:
             return (0,)
 
     config = kvlab.compose(*SMALL, "runner=simulated")
-    (tmp_path / "ids.txt").write_text("1\n2\n")
+    (tmp_path / "ids.txt").write_text("1\n2\n", encoding="utf-8")
     for cls, say in ((Needy, r"argument: 'number'. Give an object, Needy\(...\)"), (KeyEviction, "KeyEviction lacks key")):
         with pytest.raises(UserError, match=say):
             kvlab.run(config, eviction=cls, progress=False)
@@ -428,7 +428,7 @@ def test_what_is_recorded_names_the_policy_that_ran(tmp_path: Path) -> None:
 def test_a_run_folders_config_runs_again(tmp_path: Path) -> None:
     first = kvlab.run(kvlab.compose(*SMALL, "runner=simulated"), progress=False)
     assert first.folder is not None
-    again = kvlab.run(yaml.safe_load((first.folder / "config.yaml").read_text()), progress=False)
+    again = kvlab.run(yaml.safe_load((first.folder / "config.yaml").read_text(encoding="utf-8")), progress=False)
     assert again.summary["num_steps"] == first.summary["num_steps"]
     assert again.status["identity"] == first.status["identity"]
     assert again.config == first.config

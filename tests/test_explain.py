@@ -289,8 +289,9 @@ def test_a_folder_and_a_half_written_one(tmp_path):
     run = served(tmp_path, AT_ONCE, "max_num_seqs=1")
     assert run.folder is not None
     assert str(kvlab.explain(run.folder)) == str(kvlab.explain(run))
-    status = json.loads((run.folder / "status.json").read_text())
-    (run.folder / "status.json").write_text(json.dumps({**status, "state": "failed", "error": {"type": "KeyError", "message": "x"}}))
+    status = json.loads((run.folder / "status.json").read_text(encoding="utf-8"))
+    failed = {**status, "state": "failed", "error": {"type": "KeyError", "message": "x"}}
+    (run.folder / "status.json").write_text(json.dumps(failed), encoding="utf-8")
     (run.folder / "summary.json").unlink()
     (run.folder / "config.yaml").unlink()
     (run.folder / "requests.parquet").write_bytes(b"cut off")

@@ -59,7 +59,7 @@ def test_every_figure_follows_from_its_results_and_its_manifest_from_its_config(
 
 @pytest.mark.parametrize("name", NUMBERED)
 def test_every_readme_says_what_agrees_and_what_does_not(name: str) -> None:
-    text = (EXPERIMENTS / name / "README.md").read_text()
+    text = (EXPERIMENTS / name / "README.md").read_text(encoding="utf-8")
     for part in ("**Claim.**", "**Source.**", "**What agrees.**", "**What does not.**", "**Assumptions.**", "figure.svg", *actions.MARKERS):
         assert part in text, part
 
@@ -68,7 +68,7 @@ def test_every_readme_says_what_agrees_and_what_does_not(name: str) -> None:
 def test_a_figure_is_small_and_short(name: str) -> None:
     folder = EXPERIMENTS / name
     assert (folder / "results.parquet").stat().st_size < 100_000
-    assert len((folder / "figure.py").read_text().splitlines()) < 100
+    assert len((folder / "figure.py").read_text(encoding="utf-8").splitlines()) < 100
     fonts = (folder / "figure.pdf").read_bytes()
     assert b"/Subtype /Type0" in fonts, "fonts are embedded as TrueType"
     assert b"/Type3" not in fonts
@@ -89,7 +89,7 @@ def test_a_figure_fits_a_column_or_a_page_and_can_be_read_in_print(name: str) ->
 
 def test_manifests_say_where_results_come_from() -> None:
     for name in NUMBERED:
-        made = json.loads((EXPERIMENTS / name / "manifest.json").read_text())
+        made = json.loads((EXPERIMENTS / name / "manifest.json").read_text(encoding="utf-8"))
         assert made["number"] == load(name).spec().number
         for key in ("date", "seconds", "points", "device", "seeds", "config_hash", "kvlab", "git_commit", "python", "versions", "config"):
             assert key in made, (name, key)
@@ -132,7 +132,8 @@ def test_hit_rate_of_lfu_and_sieve_is_equal_at_every_committed_capacity_and_the_
     assert equal == [("lfu", "sieve")]
     assert hits.loc[("mooncake_conversation", 10000), ["lfu", "sieve", "slru"]].tolist() == [38013, 38013, 38329]
     assert hits.loc[("mooncake_synthetic", 20000), ["lfu", "sieve"]].tolist() == [72106, 72106]
-    assert "lfu and sieve make the same number of hits at every capacity shown" in (EXPERIMENTS / "hit_rate" / "README.md").read_text()
+    text = (EXPERIMENTS / "hit_rate" / "README.md").read_text(encoding="utf-8")
+    assert "lfu and sieve make the same number of hits at every capacity shown" in text
 
 
 # ------------------------------------------------------------- results made again
@@ -203,12 +204,12 @@ def test_all_real_decisions_made_again_are_the_same() -> None:
 def test_a_replay_sweep_runs_over_each_trace(tmp_path: Path) -> None:
     """Three ids through a cache of one block: a, a, b hits once; a, b, a never. By hand."""
     for name, accesses in (("near", "a\na\nb\n"), ("far", "a\nb\na\n")):
-        (tmp_path / f"{name}.txt").write_text(accesses)
+        (tmp_path / f"{name}.txt").write_text(accesses, encoding="utf-8")
     folder = Folder(tmp_path)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"replay": {
         "traces": [str(tmp_path / "near.txt"), str(tmp_path / "far.txt")], "eviction": ["lru", "fifo"], "capacity": [1],
         "semantics": "access", "columns": ["trace", "policy", "object_hits"],
-    }}))  # fmt: skip
+    }}), encoding="utf-8")  # fmt: skip
     spec = FigureSpec(number="F99", title="", draw=lambda _: pytest.fail("not drawn here"))
     rows = produce(folder, spec, progress=False).frame.to_numpy().tolist()
     assert rows == [["near", "lru", 1], ["near", "fifo", 1], ["far", "lru", 0], ["far", "fifo", 0]]
@@ -242,7 +243,7 @@ def test_results_edited_by_hand_are_named_and_nothing_is_overwritten(copied: Fol
 
 def test_a_damaged_or_missing_manifest_is_named(copied: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     path = copied.path / "manifest.json"
-    path.write_text(path.read_text()[:40])
+    path.write_text(path.read_text(encoding="utf-8")[:40], encoding="utf-8")
     assert main(["draw", "kernel_latency", "--root", str(copied.path.parent)]) == 2
     assert "manifest.json is damaged" in capsys.readouterr().err
     path.unlink()
@@ -274,14 +275,14 @@ def test_without_a_manifest_run_makes_new_results_and_loses_no_old_ones(copied: 
 def test_damaged_markers_of_a_table_are_named_by_every_command(copied: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody would see that a number of the table was edited."""
     readme = copied.path / "README.md"
-    text = readme.read_text()
+    text = readme.read_text(encoding="utf-8")
     begin, end = actions.MARKERS
     spec, frame = copied.spec(), manifest.read_results(copied)
     swapped = text.replace(begin, "x-").replace(end, begin).replace("x-", end, 1)
     for damaged in (swapped, text.replace(end, ""), f"{begin}\n\n| a |\n\n{end}\n{text}", text.replace(begin, f"see {begin}"), ""):
         with pytest.raises(UserError, match="README.md: the markers of its table are missing or damaged"):
             actions.with_table(damaged, spec, frame)
-    readme.write_text(text.replace(begin, "<!-- tabel -->").replace("28.2", "28.3"))
+    readme.write_text(text.replace(begin, "<!-- tabel -->").replace("28.2", "28.3"), encoding="utf-8")
     before = content(copied)
     for command, status in (("check", 1), ("draw", 2), ("run", 2)):
         assert main([command, "kernel_latency", "--root", str(copied.path.parent)]) == status
@@ -304,13 +305,13 @@ def another(value: Any) -> Any:
     return not value if isinstance(value, bool) else value + 1 if isinstance(value, (int, float)) else f"{value}."
 
 
-@pytest.mark.parametrize("field", json.loads((EXPERIMENTS / "kernel_latency" / "manifest.json").read_text()))
+@pytest.mark.parametrize("field", json.loads((EXPERIMENTS / "kernel_latency" / "manifest.json").read_text(encoding="utf-8")))
 def test_each_field_of_a_manifest_that_was_edited_by_hand_is_named(copied: Folder, field: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Changed and taken away: `draw` and `check` refuse; nothing is overwritten."""
     path, before = copied.path / "manifest.json", manifest.read(copied)
     changed, gone = {**before, field: another(before[field])}, {name: value for name, value in before.items() if name != field}
     for spoilt, named in ((changed, "one more" if field == manifest.CHECKSUMS else field), (gone, field)):
-        path.write_text(json.dumps(spoilt, indent=1) + "\n")
+        path.write_text(json.dumps(spoilt, indent=1) + "\n", encoding="utf-8")
         now = content(copied)
         told = f"manifest.json: {named} is not what was written there: edited by hand? Nothing was overwritten. Restore it (git checkout"
         if "results" not in spoilt:
@@ -327,9 +328,9 @@ def test_each_field_of_a_manifest_that_was_edited_by_hand_is_named(copied: Folde
 def test_a_manifest_is_checked_by_what_it_says_not_by_how_it_is_written(copied: Folder) -> None:
     """Other spaces and another order are no edit; a number inside a nested field is."""
     path, before = copied.path / "manifest.json", manifest.read(copied)
-    path.write_text(json.dumps(dict(reversed(before.items())), indent=4))
+    path.write_text(json.dumps(dict(reversed(before.items())), indent=4), encoding="utf-8")
     assert manifest.read(copied) == before
-    path.write_text(json.dumps({**before, "results": {**before["results"], "rows": 13}, "by": "me"}))
+    path.write_text(json.dumps({**before, "results": {**before["results"], "rows": 13}, "by": "me"}), encoding="utf-8")
     with pytest.raises(UserError, match="manifest.json: results, by is not what was written there"):
         manifest.read(copied)
 
@@ -348,20 +349,20 @@ def test_another_figures_manifest_fails_the_check(copied: Folder) -> None:
         ({"number": "F7"}, "the manifest says number = 'F7', which is 'F6'"),
         ({"figure": "layouts"}, "the manifest says figure = 'layouts', which is 'kernel_latency'"),
     ):
-        path.write_text(json.dumps(manifest.sealed({**before, **change})))
+        path.write_text(json.dumps(manifest.sealed({**before, **change})), encoding="utf-8")
         assert manifest.differences(copied, copied.spec()) == [say]
 
 
 def test_a_sweep_or_measuring_code_that_changed_after_the_results_fails_the_check(copied: Folder) -> None:
     assert actions.check(copied) == []
     sweep, code = copied.path / "sweep.yaml", copied.path / "figure.py"
-    text = sweep.read_text()
-    sweep.write_text("# another comment\n" + text)
+    text = sweep.read_text(encoding="utf-8")
+    sweep.write_text("# another comment\n" + text, encoding="utf-8")
     assert actions.check(copied) == [], "comments don't count"
-    sweep.write_text(text.replace("[512, 4096]", "[512, 8192]"))
+    sweep.write_text(text.replace("[512, 4096]", "[512, 8192]"), encoding="utf-8")
     assert "sweep.yaml or the measuring code of figure.py changed" in actions.check(copied)[0]
-    sweep.write_text(text)
-    code.write_text(code.read_text().replace("* 4\n", "* 8\n"))
+    sweep.write_text(text, encoding="utf-8")
+    code.write_text(code.read_text(encoding="utf-8").replace("* 4\n", "* 8\n"), encoding="utf-8")
     assert "sweep.yaml or the measuring code of figure.py changed" in actions.check(copied)[0]
 
 
@@ -402,19 +403,19 @@ FIGURE = FigureSpec(number="F99", title="", draw=draw, measure=measure)
 )  # fmt: skip
 def test_what_measuring_code_uses_belongs_to_the_hash_and_what_draws_does_not(tmp_path: Path, old: str, new: str, counts: bool) -> None:
     """Constants, helpers of helpers, imports, values changed in place; not what only `draw` or an annotation names."""
-    (tmp_path / "sweep.yaml").write_text("compute: {x: [1]}")
+    (tmp_path / "sweep.yaml").write_text("compute: {x: [1]}", encoding="utf-8")
     hashes = []
     for text in (MEASURING, MEASURING.replace(old, new)):
-        (tmp_path / "figure.py").write_text(text)
+        (tmp_path / "figure.py").write_text(text, encoding="utf-8")
         hashes.append(manifest.config_hash(Folder(tmp_path), Folder(tmp_path).spec()))
     assert (hashes[0] != hashes[1]) is counts
 
 
 def test_a_lambda_reaches_its_own_names_only(tmp_path: Path) -> None:
     code = MEASURING.replace("draw=draw, measure=measure", "draw=draw,\n    measure=lambda run: {'x': half(run)})  # noqa\nREST = (1")
-    (tmp_path / "figure.py").write_text(code)
+    (tmp_path / "figure.py").write_text(code, encoding="utf-8")
     assert [part.split("\n")[0] for part in Folder(tmp_path).spec().sources()[2:]] == ["WEIGHT, OTHER = 2.0, 1.0", "def half(value):"]
-    (tmp_path / "figure.py").write_text(MEASURING.replace("measure=measure", "measure=print"))
+    (tmp_path / "figure.py").write_text(MEASURING.replace("measure=measure", "measure=print"), encoding="utf-8")
     with pytest.raises(UserError, match="measure, collect and compute must be functions that are written in figure.py, not <built-in"):
         Folder(tmp_path).spec().sources()
 
@@ -424,7 +425,7 @@ def test_a_constant_of_a_committed_figures_measuring_code_fails_the_check(tmp_pa
     folder = Folder(tmp_path / "fairness")
     assert manifest.differences(folder, folder.spec()) == []
     code = folder.path / "figure.py"
-    code.write_text(code.read_text().replace("OUTPUT_WEIGHT = 1.0, 2.0", "OUTPUT_WEIGHT = 1.0, 5.0"))
+    code.write_text(code.read_text(encoding="utf-8").replace("OUTPUT_WEIGHT = 1.0, 2.0", "OUTPUT_WEIGHT = 1.0, 5.0"), encoding="utf-8")
     assert "the measuring code of figure.py changed" in manifest.differences(folder, folder.spec())[0]
 
 
@@ -439,12 +440,12 @@ def test_a_default_that_changed_after_the_results_fails_the_check() -> None:
 
 def test_a_figure_that_no_longer_follows_from_its_results_fails_the_check(copied: Folder) -> None:
     code = copied.path / "figure.py"
-    code.write_text(code.read_text().replace('"block size (tokens)"', '"block size (tokens), renamed"'))
+    code.write_text(code.read_text(encoding="utf-8").replace('"block size (tokens)"', '"block size (tokens), renamed"'), encoding="utf-8")
     assert [line.split(" ")[0] for line in actions.check(copied)] == ["figure.pdf", "figure.svg"]
     actions.draw(copied)
     assert actions.check(copied) == []
     readme = copied.path / "README.md"
-    readme.write_text(readme.read_text().replace("28.2", "28.3"))
+    readme.write_text(readme.read_text(encoding="utf-8").replace("28.2", "28.3"), encoding="utf-8")
     assert "the table in README.md does not follow from results.parquet" in actions.check(copied)[0]
     svg = copied.path / "figure.svg"
     svg.write_bytes(svg.read_bytes().replace(b"Matplotlib v3", b"Matplotlib v2"))
@@ -460,7 +461,8 @@ def garble(path: Path) -> None:
     [
         ("README.md", garble, "README.md is garbled", ("draw", "check")), ("sweep.yaml", garble, "sweep.yaml is garbled", ("check", "run")),
         ("figure.py", garble, "figure.py can't be imported: SyntaxError", ("list", "draw", "check", "run")),
-        ("figure.py", lambda path: path.write_text("def ("), "figure.py can't be imported: SyntaxError", ("list", "draw", "check", "run")),
+        ("figure.py", lambda path: path.write_text("def (", encoding="utf-8"),
+         "figure.py can't be imported: SyntaxError", ("list", "draw", "check", "run")),
     ],
 )  # fmt: skip
 def test_a_garbled_file_is_named_and_the_other_figures_go_on(
@@ -473,7 +475,7 @@ def test_a_garbled_file_is_named_and_the_other_figures_go_on(
         folder = Folder(root / name)
         (folder.path / "manifest.json").write_text(
             json.dumps(manifest.sealed({**manifest.read(folder), "figure": name, "config": manifest.resolved(folder)}))
-        )
+        , encoding="utf-8")
     spoil(root / "bad" / file)
     for command in commands:
         given = ["bad", "good"] if command == "run" else []
@@ -504,7 +506,7 @@ def test_a_slip_in_a_figures_own_code_is_named_by_its_line_and_the_other_figures
 ) -> None:
     root = copied.path.parent
     shutil.copytree(copied.path, root / "bad")
-    (root / "bad" / "figure.py").write_text(FIGURE_CODE.replace(", table=table, compute=compute", ""))
+    (root / "bad" / "figure.py").write_text(FIGURE_CODE.replace(", table=table, compute=compute", ""), encoding="utf-8")
     said = "figure.py, line 4 (draw): AttributeError: 'list' object has no attribute 'plot'."
     assert main(["check", "--root", str(root)]) == 1
     told = capsys.readouterr().out
@@ -518,8 +520,8 @@ def test_a_slip_in_a_figures_own_code_is_named_by_its_line_and_the_other_figures
 
 def test_each_part_of_a_figures_code_that_fails_is_named(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    (tmp_path / "figure.py").write_text(FIGURE_CODE)
-    (tmp_path / "sweep.yaml").write_text("compute:\n  n: [0]\n")
+    (tmp_path / "figure.py").write_text(FIGURE_CODE, encoding="utf-8")
+    (tmp_path / "sweep.yaml").write_text("compute:\n  n: [0]\n", encoding="utf-8")
     spec = folder.spec()
     text = "\n".join(actions.MARKERS)
     with pytest.raises(UserError, match=r"^figure.py, line 7 \(table\): ZeroDivisionError: division by zero\.$"):
@@ -552,7 +554,7 @@ def test_without_matplotlib_the_package_is_named_before_anything_runs(copied: Fo
     before = content(copied)
     for command in ("draw", "run"):
         words = [sys.executable, "-c", code, command, "kernel_latency", "--root", str(copied.path.parent)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=120)
         assert done.returncode == 2, done.stderr
         assert "Drawing needs the package 'matplotlib', which is not installed: pip install 'kvlab[figures]'" in done.stderr
     assert content(copied) == before
@@ -567,17 +569,17 @@ def test_a_run_that_fails_names_its_point_and_leaves_the_results(tmp_path: Path)
 
 def test_a_sweep_that_is_changed_while_it_runs_is_no_result(copied: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = copied.path / "sweep.yaml"
-    text, made = sweep.read_text(), actions.produce
+    text, made = sweep.read_text(encoding="utf-8"), actions.produce
 
     def change(folder: Folder, spec: FigureSpec) -> Any:
-        sweep.write_text(text.replace("[512, 4096]", "[512]"))
+        sweep.write_text(text.replace("[512, 4096]", "[512]"), encoding="utf-8")
         return made(folder, spec)
 
     before = content(copied)
     monkeypatch.setattr(actions, "produce", change)
     with pytest.raises(UserError, match="was changed while it ran. Nothing was overwritten"):
         actions.run(copied)
-    sweep.write_text(text)
+    sweep.write_text(text, encoding="utf-8")
     assert content(copied) == before
 
 

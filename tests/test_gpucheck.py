@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 def run_script(*args: str, cuda: bool = False) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if cuda else ""}
-    return subprocess.run([sys.executable, "-m", "kvlab.gpucheck", *args], capture_output=True, text=True, env=env, check=False)
+    return subprocess.run([sys.executable, "-m", "kvlab.gpucheck", *args], capture_output=True, encoding="utf-8", env=env, check=False)
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_a_dry_run_measures_every_section_and_writes_three_files(tmp_path: Path)
     out = tmp_path / "report"
     done = run_script("--dry", "--out", str(out))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    report = json.loads((out / "findings.json").read_text())
+    report = json.loads((out / "findings.json").read_text(encoding="utf-8"))
     assert report["failures"] == {}
     assert report["environment"]["dry"] is True
     frame = pd.read_parquet(out / "findings.parquet")
@@ -54,7 +54,7 @@ def test_a_dry_run_measures_every_section_and_writes_three_files(tmp_path: Path)
     judged = frame[frame["ok"].notna()]
     assert set(judged["section"]) == {"correctness", "swap", "tokens", "policies", "graphs"}  # a dry run's times mean nothing
     assert judged["ok"].all()
-    page = (out / "README.md").read_text()
+    page = (out / "README.md").read_text(encoding="utf-8")
     assert "Dry run on a CPU" in page
     assert page.count("| latency block_size=") == 4  # decode at 1 and 16, prefill at 16 and 1
 
@@ -72,10 +72,10 @@ def test_a_dry_run_measures_every_section_and_writes_three_files(tmp_path: Path)
     ],
 )
 def test_what_can_not_start_is_said_in_words(args: list[str], said: str, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("x")
+    (tmp_path / "thesis.tex").write_text("x", encoding="utf-8")
     report = tmp_path.with_name(f"{tmp_path.name}-report")
     report.mkdir()
-    (report / "findings.json").write_text("{}")
+    (report / "findings.json").write_text("{}", encoding="utf-8")
     done = run_script(*[arg.replace("OTHER", str(tmp_path)).replace("REPORT", str(report)) for arg in args])
     assert done.returncode == 2
     assert said in done.stderr

@@ -58,18 +58,18 @@ def test_copies_say_where_they_are_and_overwrite_nothing(tmp_path, monkeypatch, 
     monkeypatch.setattr(subprocess, "call", lambda command, cwd: 0)
     target = tmp_path / "mine"
     target.mkdir()
-    (target / "01_quickstart.ipynb").write_text("my own")
+    (target / "01_quickstart.ipynb").write_text("my own", encoding="utf-8")
     assert lab.main(["01", "--copy-to", str(target)]) == 0
     number = len(list((ROOT / "notebooks").glob("*.ipynb")))
     assert f"{target} ({number - 1} copied, 1 were there and stay as they are)" in capsys.readouterr().out
-    assert (target / "01_quickstart.ipynb").read_text() == "my own"
+    assert (target / "01_quickstart.ipynb").read_text(encoding="utf-8") == "my own"
     assert len(list(target.glob("*.ipynb"))) == number
 
 
 def test_an_installed_package_copies(tmp_path, monkeypatch, capsys):
     package = tmp_path / "site-packages" / "kvlab" / "notebooks"
     package.mkdir(parents=True)
-    (package / "01_quickstart.ipynb").write_text("{}")
+    (package / "01_quickstart.ipynb").write_text("{}", encoding="utf-8")
     monkeypatch.setattr(lab, "notebooks_folder", lambda: package)
     monkeypatch.chdir(tmp_path)
     assert lab.prepare("01", None) == tmp_path / "kvlab-notebooks" / "01_quickstart.ipynb"
@@ -83,7 +83,7 @@ def test_a_whole_name_is_no_beginning():
 def test_wrong_notebook_and_wrong_folder(tmp_path, capsys):
     assert lab.main(["99_none"]) == 2
     assert "Unknown notebook '99_none'" in capsys.readouterr().err
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match="--copy-to FOLDER"):
         lab.prepare("01", str(tmp_path / "file"))
 

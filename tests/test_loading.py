@@ -39,7 +39,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 def edit_config(folder: Path, **changes: object) -> None:
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
 def test_a_folder_gives_the_logits_of_transformers(folder: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_folder_that_transformers_wrote(tmp_path: Path) -> None:
     config = replace(CONFIG, rope_theta=5e5, rope_scaling=scaling, tie_word_embeddings=True)
     theirs = LlamaForCausalLM(HFConfig(**{k: v for k, v in config.to_hf().items() if k not in ("dtype", "torch_dtype")})).eval()
     theirs.save_pretrained(tmp_path / "new")
-    assert "rope_parameters" in json.loads((tmp_path / "new" / "config.json").read_text())
+    assert "rope_parameters" in json.loads((tmp_path / "new" / "config.json").read_text(encoding="utf-8"))
     with torch.inference_mode():
         expected = theirs(torch.tensor([IDS])).logits[0]
     torch.testing.assert_close(logits(tmp_path / "new"), expected, rtol=0, atol=2e-5)
@@ -81,7 +81,7 @@ def shard(folder: Path) -> None:
     for file, held in parts.items():
         save_file({name: weights[name] for name in held}, folder / file)
     weight_map = {name: file for file, held in parts.items() for name in held}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
 
 
 def test_shards_equal_one_file(folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_checksum_follows_weights_and_config(folder: Path) -> None:
 
 
 def test_generation_config_names_further_eos_ids(folder: Path) -> None:
-    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}', encoding="utf-8")
     assert load_model(hf(path=str(folder)), "float32", "cpu").eos_token_ids == (5, 7)
 
 
@@ -117,10 +117,11 @@ def broken_tensor(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
 
 BREAKS = {
     "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
-    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), r"config.json can't be read as JSON"),
-    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "must hold a JSON object, not list"),
+    "config is no JSON": (lambda f: (f / "config.json").write_text("{", encoding="utf-8"), r"config.json can't be read as JSON"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]", encoding="utf-8"), "must hold a JSON object, not list"),
     "config lacks a size": (lambda f: edit_config(f, vocab_size=None) or (f / "config.json").write_text(
-        (f / "config.json").read_text().replace('"vocab_size"', '"x"')), "config.json: 'vocab_size' is missing"),
+        (f / "config.json").read_text(encoding="utf-8").replace('"vocab_size"', '"x"'), encoding="utf-8"),
+        "config.json: 'vocab_size' is missing"),
     "a size that is no number": (lambda f: edit_config(f, hidden_size="big"),
                                 "config.json: hidden_size = 'big' is not allowed: a whole number"),
     "another architecture": (lambda f: edit_config(f, architectures=["GPT2LMHeadModel"], model_type="gpt2"),
@@ -148,8 +149,9 @@ BREAKS = {
     "shard missing": (lambda f: shard(f) or (f / "model-00002-of-00002.safetensors").unlink(),
                       "model-00002-of-00002.safetensors is missing, but model.safetensors.index.json names it"),
     "shards without index": (lambda f: shard(f) or (f / "model.safetensors.index.json").unlink(), "has 2 safetensors files, but no"),
-    "empty index": (lambda f: shard(f) or (f / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
-    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json can't be read as a tokenizer"),
+    "empty index": (lambda f: shard(f) or (f / "model.safetensors.index.json").write_text("{}", encoding="utf-8"), "has no weight_map"),
+    "broken tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text("{}", encoding="utf-8"), "tokenizer.json can't be read as a tokenizer"),
 }  # fmt: skip
 
 
@@ -165,7 +167,7 @@ def test_what_is_wrong_is_said(folder: Path, kind: str) -> None:
 def test_names_that_do_not_exist(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         load_model(hf(path=str(tmp_path / "nothing")), "float32", "cpu")
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match="is a file, not a folder"):
         load_model(hf(path=str(tmp_path / "file")), "float32", "cpu")
     with pytest.raises(UserError, match="either model.id=OWNER/NAME"):
@@ -200,7 +202,7 @@ def test_hub_ids_come_from_the_local_cache_or_say_what_to_do(folder: Path, tmp_p
     folder.rename(snapshot)
     refs = tmp_path / "hub" / "models--someone--my-llama" / "refs"
     refs.mkdir()
-    (refs / "main").write_text(snapshot.name)
+    (refs / "main").write_text(snapshot.name, encoding="utf-8")
     code = """
 from kvlab.model import hf, load_model
 from kvlab.types import UserError
@@ -213,7 +215,7 @@ for id in ("someone/else", "no id at all"):
         print(error)
 """
     env = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", check=True)
     lines = done.stdout.splitlines()
     assert lines[0] == "someone/my-llama 2"
     assert lines[1].startswith("model.id=someone/else is not in the local hub cache and can't be downloaded (")
@@ -224,7 +226,7 @@ for id in ("someone/else", "no id at all"):
 def test_importing_the_package_leaves_transformers_alone() -> None:
     code = "import sys, kvlab.model; print([m for m in ('transformers', 'huggingface_hub', 'gguf', 'tokenizers') if m in sys.modules])"
     env = {"PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.strip() == "[]"
 
 

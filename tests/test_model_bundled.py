@@ -131,8 +131,8 @@ BREAKS = {
                       "the checksum of model.safetensors is wrong"),
     "a missing file": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     "no checksums": (lambda f: (f / "checksums.json").unlink(), "checksums.json is missing"),
-    "broken checksums": (lambda f: (f / "checksums.json").write_text("{"), "checksums.json can't be read"),
-    "other checksums": (lambda f: (f / "checksums.json").write_text("[1]"), "checksums.json can't be read"),
+    "broken checksums": (lambda f: (f / "checksums.json").write_text("{", encoding="utf-8"), "checksums.json can't be read"),
+    "other checksums": (lambda f: (f / "checksums.json").write_text("[1]", encoding="utf-8"), "checksums.json can't be read"),
 }  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def test_a_good_cache_is_not_made_again(cache: Path, monkeypatch: pytest.MonkeyP
     (cache / "verified.json").unlink()  # contents are hashed again, and noted
     assert bundled.bundled_folder() == cache
     assert (cache / "model.safetensors").stat().st_ino == inode
-    noted = json.loads((cache / "verified.json").read_text())
+    noted = json.loads((cache / "verified.json").read_text(encoding="utf-8"))
     assert noted["model.safetensors"] == (cache / "model.safetensors").stat().st_mtime_ns
 
 
@@ -183,14 +183,14 @@ print(bundled.why_broken(bundled.bundled_folder()))
 """
     env = {"KVLAB_CACHE": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    both = [subprocess.Popen([sys.executable, "-c", code], env=env, text=True, **pipes) for _ in range(2)]
+    both = [subprocess.Popen([sys.executable, "-c", code], env=env, encoding="utf-8", **pipes) for _ in range(2)]
     outputs = sorted(process.communicate()[0] for process in both)
     assert outputs == ["None\n", "converts\nNone\n"]
 
 
 def test_no_pip_and_no_place_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "file"))
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match="set KVLAB_CACHE to another folder"):
         bundled.bundled_folder()
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))

@@ -31,8 +31,8 @@ def write(folder: Path, **changes: Any) -> Path:
     """A folder with an embedding and another lm_head; `changes` go into its config.json (a value of `...` takes the key away)."""
     weights = {name: tensor.float() for name, tensor in random_weights(CONFIG, seed=0).items()}
     save_folder(folder, CONFIG, weights)
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | changes
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}), encoding="utf-8")
     return folder
 
 
@@ -138,7 +138,7 @@ def shards(folder: Path) -> dict[str, str]:
     for file, held in parts.items():
         save_file({name: weights[name] for name in held}, folder / file)
     weight_map = {name: file for file, held in parts.items() for name in held}
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
     return weight_map
 
 
@@ -169,7 +169,8 @@ def test_an_index_of_other_files_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path)
     weight_map = shards(folder)
     (folder / SINGLE).unlink()
-    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map | {"model.norm.weight": "model-00001-of-00002.safetensors"}}))
+    wrong = weight_map | {"model.norm.weight": "model-00001-of-00002.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": wrong}), encoding="utf-8")
     assert "says that model-00001-of-00002.safetensors holds tensor 'model.norm.weight', but it does not" in refusal(folder)
 
 
@@ -189,8 +190,8 @@ def test_a_git_lfs_pointer_is_named_as_such(tmp_path: Path, file: str) -> None:
     if file == INDEX:
         (folder / SINGLE).unlink()
     if file == "tokenizer_config.json":
-        (folder / "tokenizer.json").write_text("{}")
-    (folder / file).write_text(POINTER)
+        (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    (folder / file).write_text(POINTER, encoding="utf-8")
     assert f"{folder / file} is a Git LFS pointer" in refusal(folder)
 
 
@@ -279,7 +280,7 @@ def test_a_field_of_another_kind_is_refused(tmp_path: Path, name: str, value: ob
 
 def test_an_end_id_of_generation_config_of_another_kind_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path)
-    (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}', encoding="utf-8")
     assert "generation_config.json: eos_token_id = ['</s>'] is not allowed" in refusal(folder)
 
 

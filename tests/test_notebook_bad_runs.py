@@ -50,7 +50,7 @@ def shown(folder: Path) -> dict[str, str]:
 
 def test_what_is_no_run_is_said(tmp_path):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("x")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
     for name, words in (("nowhere", "is not a folder"), ("file", "is not a folder"), ("empty", "is not a run's folder")):
         for widget in WIDGETS:
             assert words in widget(tmp_path / name).message, (name, widget)
@@ -97,7 +97,7 @@ def test_a_list_column_that_holds_text_is_named(copied):
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", "{[: nonsense", "block_size: many\nnum_blocks: -3\neviction: 7\n"])
 def test_a_configuration_that_says_nothing(copied, content):
-    (copied / "config.yaml").write_text(content)
+    (copied / "config.yaml").write_text(content, encoding="utf-8")
     assert block_map(copied).events is not None
     assert "Chunks of a prefill" in shown(copied)["timeline"]  # they need the block size
 
@@ -111,8 +111,8 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_got(good, tmp_path):
     for table in (*TABLES, "plans"):
         (folder / f"{table}.parquet").rename(folder / PARTS / f"{table}-00001.parquet")
     (folder / PARTS / "steps-00002.parquet").write_bytes(b"PAR1 torn")
-    status = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps({**status, "state": "running", "pid": 2**30}))
+    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    (folder / "status.json").write_text(json.dumps({**status, "state": "running", "pid": 2**30}), encoding="utf-8")
     (folder / "summary.json").unlink()
     said = shown(folder)
     assert "This run is killed" in said["block_map"]
@@ -138,7 +138,7 @@ MISHAPS = {
     "torn": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
     "garbled": lambda file: file.write_bytes(bytes(b ^ 0x5A if i % 97 > 40 else b for i, b in enumerate(file.read_bytes()))),
     "a folder": lambda file: (file.unlink(), file.mkdir()),
-    "of null": lambda file: file.write_text("null"),
+    "of null": lambda file: file.write_text("null", encoding="utf-8"),
 }
 TABLE_MISHAPS = {
     "no rows": lambda frame: frame.iloc[:0],
@@ -179,7 +179,7 @@ def befallen(small: Path, folder: Path, name: str):
         whole = pd.read_parquet(small / name)
         mishaps |= {what: lambda file, change=change: change(whole).to_parquet(file) for what, change in TABLE_MISHAPS.items()}
     else:
-        mishaps |= {what: lambda file, text=text: file.write_text(text) for what, text in JSON_MISHAPS.items()}
+        mishaps |= {what: lambda file, text=text: file.write_text(text, encoding="utf-8") for what, text in JSON_MISHAPS.items()}
     for what, befall in mishaps.items():
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(small, folder)

@@ -224,7 +224,7 @@ def test_what_is_no_run_is_said_in_words(what, words, tmp_path):
     if what != "missing":
         folder.mkdir()
     if what == "foreign":
-        (folder / "notes.txt").write_text("hello")
+        (folder / "notes.txt").write_text("hello", encoding="utf-8")
     assert words in block_map(folder).message
 
 

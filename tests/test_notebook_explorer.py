@@ -138,7 +138,7 @@ def test_show_frame_and_figure_and_save(explorer, tmp_path):
 
 @pytest.mark.parametrize("ending", ["html", "json"])
 def test_a_figure_that_cannot_be_written_is_said_in_words(tmp_path, ending):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match=rf"file/figure\.{ending} can't be written: .*Give another path"):
         save_figure(empty_figure(), tmp_path / "file" / f"figure.{ending}")
 

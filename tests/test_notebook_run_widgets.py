@@ -220,7 +220,7 @@ def test_a_page_holds_all_it_needs(tmp_path):
     run, _ = run_of(tmp_path)
     blocks, bars = block_map(run, step=5), timeline(run)
     path = save_page([blocks, bars], tmp_path / "page.html", 'a <b> & "c"')
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     assert "<title>a &lt;b&gt; &amp; &quot;c&quot;</title>" in text
     assert not re.findall(r'(?:src|href)="', text)
     found = models_of(text)
@@ -258,7 +258,7 @@ def test_an_exported_notebook_needs_no_network(tmp_path):
     outputs = [shown(view, {"model_id": m}) for m in ("m2", "m4", "gone")]
     outputs.append(shown(plot, {"data": [{"type": "bar", "y": [1, 2]}], "layout": {}}))
     path = export_html(notebook(tmp_path, outputs, state))
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     assert path.name == "some.html"
     assert not re.findall(r'<(?:script|link)[^>]*(?:src|href)=', text)
     assert models_of(text)["models"]["m1"] == {"module": 0, "state": {"step": 3}, "buffers": {"data": "AAAA"}}
@@ -285,7 +285,7 @@ def test_an_executed_page_shows_figures_as_they_are_at_the_end_and_no_closed_bar
     """A figure made empty and filled by a later cell; the first trace's buffer is left behind in the saved state when it goes."""
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(LATE), nbformat.v4.new_code_cell(LATER)])
     nbformat.write(nb, tmp_path / "late.ipynb")
-    text = export_html(tmp_path / "late.ipynb", execute=True).read_text()
+    text = export_html(tmp_path / "late.ipynb", execute=True).read_text(encoding="utf-8")
     (figure,) = re.findall(r'"kvlab-figure-1",\s*(\[.*?\]),\s*(\{.*?\}),\s*\{"responsive"', text, re.DOTALL)
     (trace,) = json.loads(figure[0])
     assert trace["y"] == [5, 7]
@@ -302,7 +302,8 @@ def test_buffers_of_what_is_no_longer_there_are_passed_over(tmp_path):
     paths = (["_py2js_update", "style_data", "y", 0, "value"], ["_widget_data", 0, "y", "value"], ["_widget_data", 3, "y", "value"])
     state = {"m": {"model_name": "FigureModel", "state": {"_py2js_update": None, "_widget_data": [{"y": [5, 7]}], "_widget_layout": {}},
                    "buffers": [{"path": path, "data": "AAAAAAAA8D8="} for path in paths]}}  # fmt: skip
-    text = export_html(notebook(tmp_path, [shown("application/vnd.jupyter.widget-view+json", {"model_id": "m"})], state)).read_text()
+    view = shown("application/vnd.jupyter.widget-view+json", {"model_id": "m"})
+    text = export_html(notebook(tmp_path, [view], state)).read_text(encoding="utf-8")
     assert '[{"y":[5,7]}]' in text.replace(" ", "")
     assert "AAAAAAAA8D8=" not in text
 
@@ -310,7 +311,7 @@ def test_buffers_of_what_is_no_longer_there_are_passed_over(tmp_path):
 def test_what_is_no_executed_notebook_is_refused(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         export_html(tmp_path / "none.ipynb")
-    (tmp_path / "bad.ipynb").write_text("{")
+    (tmp_path / "bad.ipynb").write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match="is not a notebook"):
         export_html(tmp_path / "bad.ipynb")
     with pytest.raises(UserError, match="has no outputs"):

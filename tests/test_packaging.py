@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def python(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, away from this one's environment."""
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=cwd, env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=cwd, env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, encoding="utf-8", timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +28,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).exists():
             subprocess.run(["cp", "-r", "-P", str(ROOT / name), str(source / name)], check=True)
     if not (source / "README.md").exists():
-        (source / "README.md").write_text("kvlab\n")
+        (source / "README.md").write_text("kvlab\n", encoding="utf-8")
     out = tmp_path_factory.mktemp("wheel")
     build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out), str(source)]
-    done = subprocess.run([sys.executable, "-m", "pip", *build], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-m", "pip", *build], capture_output=True, encoding="utf-8", timeout=240)
     assert done.returncode == 0, done.stderr
     return next(out.glob("*.whl"))
 
@@ -75,7 +75,7 @@ for name in ("kernels", "policies", "conf"):
 def test_an_editable_install_is_found_beside_a_clone_of_the_same_name(tmp_path: Path) -> None:
     """In the folder that holds the clone, kvlab/ is no package: what an editable install puts on the path must win over it."""
     (tmp_path / "kvlab").mkdir()
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-dir"]
     code = "import kvlab, kvlab.policies, kvlab.conf; print(kvlab.__version__, kvlab.run.__name__)"
     done = python(code, tmp_path, PYTHONPATH=str(ROOT / build[""]))
     assert done.returncode == 0, done.stderr
@@ -116,16 +116,16 @@ def test_unknown_attribute_lists_names() -> None:
 
 
 def version() -> str:
-    found = re.search(r'__version__ = "(.+)"', (ROOT / "kvlab/__init__.py").read_text())
+    found = re.search(r'__version__ = "(.+)"', (ROOT / "kvlab/__init__.py").read_text(encoding="utf-8"))
     assert found is not None
     return found[1]
 
 
 def test_constraints_pin_every_dependency() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
     names = {re.split(r"[<>=; ]", d)[0].lower() for d in wanted}
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     pinned = {line.split("==")[0].lower(): line for line in lines}
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
     assert names - set(pinned) == set()
@@ -134,10 +134,11 @@ def test_constraints_pin_every_dependency() -> None:
 
 @pytest.mark.parametrize(("ci", "code"), [("true", 1), ("", 0)])
 def test_a_skipped_test_fails_in_ci(tmp_path: Path, ci: str, code: int) -> None:
-    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
-    (tmp_path / "test_it.py").write_text("import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no reason')\n")
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "test_it.py").write_text("import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no reason')\n", encoding="utf-8")
     for workers in ("0", "2"):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers]
-        done = subprocess.run(command, cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "CI": ci}, capture_output=True, text=True, timeout=120)
+        env = {"PATH": "/usr/bin:/bin", "CI": ci}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", timeout=120)
         assert done.returncode == code, done.stdout + done.stderr
         assert "1 passed, 1 skipped" in done.stdout

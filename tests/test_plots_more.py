@@ -267,7 +267,7 @@ def test_html_stands_alone_and_bad_targets_are_named(tmp_path, monkeypatch):
         save_figure(fig, tmp_path / "figure.eps")
     with pytest.raises(UserError, match="width = 0"):
         save_figure(fig, tmp_path / "figure.svg", width=0)
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match="can't be written"):
         save_figure(fig, tmp_path / "file" / "figure.html")
     monkeypatch.setenv("PATH", str(tmp_path))

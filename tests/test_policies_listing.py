@@ -52,7 +52,7 @@ def test_every_policy_says_where_it_comes_from_and_where_it_deviates() -> None:
 
 
 def test_the_readme_names_every_policy_and_preset() -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for seam in SEAMS:
         row = next(line for line in readme.splitlines() if line.startswith(f"| {seam.split('/')[0]} |"))
         assert [r.name for r in list_policies(seam) if not re.search(rf"\b{r.name}\b", row)] == [], seam

@@ -149,7 +149,7 @@ def test_every_policy_has_a_yaml_of_its_name_that_sets_its_parameters() -> None:
     policy is set by its defaults list."""
     root = Path(__file__).resolve().parents[1] / "conf"
     for row in list_policies():
-        keys = yaml.safe_load((root / row.seam / f"{row.name}.yaml").read_text())
+        keys = yaml.safe_load((root / row.seam / f"{row.name}.yaml").read_text(encoding="utf-8"))
         assert keys.pop("_target_") == f"{row.cls.__module__}.{row.cls.__name__}"
         chosen = [entry.popitem()[0] for entry in keys.pop("defaults", ()) if entry != "_self_"]
         keys |= {group.partition("@")[2]: None for group in chosen}

@@ -34,7 +34,8 @@ def test_token_and_request_rates_differ_from_block_rates(tmp_path: Path) -> None
     """512-token blocks. 700 tokens in [1,2]; 700 in [1,2] again (all 700 found); 600 in [1,3] (512 found); 512 in [9]."""
     path = tmp_path / "trace.jsonl"
     rows = [(0, 700, [1, 2]), (500, 700, [1, 2]), (900, 600, [1, 3]), (1000, 512, [9])]
-    path.write_text("".join(json.dumps({"timestamp": t, "input_length": n, "hash_ids": ids}) + "\n" for t, n, ids in rows))
+    lines = [json.dumps({"timestamp": t, "input_length": n, "hash_ids": ids}) + "\n" for t, n, ids in rows]
+    path.write_text("".join(lines), encoding="utf-8")
     result = replay(path, "lru", capacity=10)
     assert list(result.prefix_hits_per_request) == [0, 2, 1, 0]
     assert result.hit_tokens_per_request is not None
@@ -147,7 +148,7 @@ def test_an_illegal_victim_is_reported_with_the_policys_name() -> None:
 )
 def test_a_malformed_row_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         replay(path, "lru", 3)
 
@@ -160,7 +161,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="damaged gzip data"):
         replay(cut, "lru", 3)
     plain = tmp_path / "plain.jsonl.gz"
-    plain.write_text('{"hash_ids": [1]}\n')
+    plain.write_text('{"hash_ids": [1]}\n', encoding="utf-8")
     with pytest.raises(UserError, match="damaged gzip data"):
         replay(plain, "lru", 3)
     with pytest.raises(UserError, match="The trace requests holds no requests"):
@@ -175,7 +176,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "words.txt"
-    path.write_text("a\nb\na\nc\na\nb\n")
+    path.write_text("a\nb\na\nc\na\nb\n", encoding="utf-8")
     assert main([str(path), "eviction=lru,fifo", "capacity=2,0.99"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "words.txt: 6 requests, 6 blocks; semantics access, no warm-up left out"
@@ -217,7 +218,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_command_line_errors_are_one_message(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "trace.txt").write_text("1\n")
+    (tmp_path / "trace.txt").write_text("1\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert message in capsys.readouterr().err

@@ -50,12 +50,12 @@ def test_bytes_of_a_model() -> None:
 def test_a_models_folder_says_its_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(
         {"model_type": "qwen2", "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584}
-    ))  # fmt: skip
+    ), encoding="utf-8")  # fmt: skip
     assert kv_bytes_per_token(tmp_path) == 2 * 28 * 4 * 128 * 2
-    (tmp_path / "config.json").write_text('{"num_hidden_layers": 28}')
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 28}', encoding="utf-8")
     with pytest.raises(UserError, match="doesn't say num_hidden_layers, num_attention_heads and hidden_size"):
         kv_bytes_per_token(tmp_path)
-    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match="can't be read as JSON"):
         kv_bytes_per_token(str(tmp_path))
 
@@ -63,7 +63,7 @@ def test_a_models_folder_says_its_shape(tmp_path: Path) -> None:
 def test_an_engines_block_stands_for_what_the_traced_service_held(tmp_path: Path) -> None:
     """block_tokens=16 shrinks blocks of 512 tokens 32 times: 128 blocks of 16 stand for 65,536 tokens of the service, 8 GiB."""
     path = tmp_path / "m.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 512, "output_length": 32, "hash_ids": [1]}\n')
+    path.write_text('{"timestamp": 0, "input_length": 512, "output_length": 32, "hash_ids": [1]}\n', encoding="utf-8")
     assert replay(path, "lru", "8GiB", "engine", model="llama3_8b").capacity == 128
     assert replay(path, "lru", "65536tok", "engine", options=EngineOptions(block_size=8)).capacity == 256
     assert replay(path, "lru", "65536tok", "engine", options=EngineOptions(block_tokens=512)).capacity == 4096

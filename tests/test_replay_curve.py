@@ -87,6 +87,6 @@ def test_all_capacities_of_the_conversation_trace_take_less_than_two_seconds() -
 
 def test_a_curve_of_words(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
-    path.write_text("a\nb\na\nc\na\nb\n")
+    path.write_text("a\nb\na\nc\na\nb\n", encoding="utf-8")
     curve = lru_curve(path)
     assert (curve.object_hits.tolist(), curve.hit_tokens) == ([0, 2, 3], None)

@@ -18,7 +18,7 @@ from kvlab.workload.qwen_bailian import chain_ids
 
 
 def lines(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
@@ -104,9 +104,15 @@ BURST = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,
 def test_traces_without_content_say_that_nothing_can_hit(tmp_path: Path) -> None:
     """33, 16 tokens in blocks of 16: 3 and 1 blocks, all new. Capacity 2: two of the four are evicted."""
     azure = tmp_path / "a.csv"
-    azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,33,4\n2024-05-10 00:00:01+00:00,16,4\n")
+    azure.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,33,4\n2024-05-10 00:00:01+00:00,16,4\n",
+        encoding="utf-8",
+    )
     burst = tmp_path / "b.csv"
-    burst.write_text(BURST + "45.0,s1,2,ChatGPT,33,18,51,Conversation log\n46.0,,1,GPT-4,7,0,7,API log\n118.0,,1,GPT-4,16,9,25,API log\n")
+    burst.write_text(
+        BURST + "45.0,s1,2,ChatGPT,33,18,51,Conversation log\n46.0,,1,GPT-4,7,0,7,API log\n118.0,,1,GPT-4,16,9,25,API log\n",
+        encoding="utf-8",
+    )
     for path in (azure, burst):
         result = replay(path, "lru", 2)
         assert result.num_blocks_per_request.tolist() == [3, 1]
@@ -145,7 +151,7 @@ def test_reading_stops_behind_the_requests_wanted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="line 4: hash_ids must be a list"):
         as_trace(path, 3)
     burst = tmp_path / "b.csv"
-    burst.write_text(BURST + "1,,1,GPT-4,5,5,10,API log\n2,,1,GPT-4,5,0,5,API log\n3,,1,GPT-4,6,5,11,API log\nbroken\n")
+    burst.write_text(BURST + "1,,1,GPT-4,5,5,10,API log\n2,,1,GPT-4,5,0,5,API log\n3,,1,GPT-4,6,5,11,API log\nbroken\n", encoding="utf-8")
     assert as_trace(burst, 2).input_lengths == [5, 6]
     assert replay(burst, "lru", 9, "engine", limit=2).requests == 2
 
@@ -164,7 +170,7 @@ def test_a_conversations_next_turn_hits_what_the_turn_before_asked(tmp_path: Pat
     17 + 2 + 11 + 22 = 52 bytes, 3 full blocks of 16; all of them begin the second prompt, of 52 + 3 + 11 + 17 + 1 + 11 + 22 = 117: 7.
     """
     path = tmp_path / "s.json"
-    path.write_text(json.dumps([talk("hi", "yo!", "k", "bye"), talk("hi", "other")]))
+    path.write_text(json.dumps([talk("hi", "yo!", "k", "bye"), talk("hi", "other")]), encoding="utf-8")
     result = replay(path, "lru", 100)
     assert result.tokens_per_request is not None
     assert result.tokens_per_request.tolist() == [52, 117, 52]
@@ -211,7 +217,7 @@ def test_the_engine_is_answered_as_in_the_file(tmp_path: Path) -> None:
     are found by the second prompt, of 52 + 40 + 11 + 17 + 1 + 11 + 22 = 154.
     """
     path = tmp_path / "s.json"
-    path.write_text(json.dumps([talk("hi", "x" * 40, "k", "bye")]))
+    path.write_text(json.dumps([talk("hi", "x" * 40, "k", "bye")]), encoding="utf-8")
     result = replay(path, "lru", 100, "engine")
     assert result.prefix_hits_per_request.tolist() == [0, 5]
     assert result.tokens_per_request is not None
@@ -222,7 +228,7 @@ def test_odd_conversations_are_mended_and_counted(tmp_path: Path) -> None:
     odd = {"conversations": [{"from": "gpt", "value": "as I said"}, {"from": "human", "value": "a"}, {"from": "human", "value": "b"},
                              {"from": "gpt", "value": " "}, {"from": "chatgpt", "value": "c"}]}  # fmt: skip
     path = tmp_path / "s.json"
-    path.write_text(json.dumps([odd, {"id": "n", "conversations": []}, talk("a\n\nb", "c")], indent=1))
+    path.write_text(json.dumps([odd, {"id": "n", "conversations": []}, talk("a\n\nb", "c")], indent=1), encoding="utf-8")
     trace = as_trace(path)
     assert list(trace.blocks[0]) == list(trace.blocks[1])
     assert trace.notes[1:] == (
@@ -248,7 +254,7 @@ def test_odd_conversations_are_mended_and_counted(tmp_path: Path) -> None:
 )
 def test_a_malformed_conversation_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "s.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         replay(path, "lru", 3)
 
@@ -270,7 +276,7 @@ def test_formats_are_told_apart(tmp_path: Path) -> None:
         ('{"chat_id": 3}', "qwen_bailian"), (BURST, "burstgpt"), ("TIMESTAMP,ContextTokens,GeneratedTokens", "azure"), ("17", "accesses"),
     ]:  # fmt: skip
         path = tmp_path / "file"
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         assert format_of(path) == kind
 
 
@@ -322,7 +328,7 @@ def test_engine_semantics_of_qwen_ids(tmp_path: Path) -> None:
 
 def test_a_hundred_thousand_requests_are_arrays(tmp_path: Path) -> None:
     """100,000 requests of 8 blocks are read into two arrays; their ids are no Python objects until they are asked for."""
-    with (tmp_path / "big.jsonl").open("w") as file:
+    with (tmp_path / "big.jsonl").open("w", encoding="utf-8") as file:
         for number in range(100_000):
             ids = [number % 1000, *range(8 * number, 8 * number + 7)]
             file.write(f'{{"timestamp": {number}, "input_length": 4000, "output_length": 1, "hash_ids": {ids}}}\n')

@@ -42,7 +42,7 @@ def test_the_module_can_be_called() -> None:
 @pytest.mark.slow
 def test_the_module_can_be_called_in_a_process_that_imported_kvlab_only() -> None:
     command = "import kvlab; r = kvlab.replay([[1], [1]]); from kvlab.replay import replay; print(r.object_hits, replay([[1]]).requests)"
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.split() == ["1", "1"]
 
 
@@ -98,14 +98,14 @@ def test_wrong_points_end_a_sweep_before_the_trace_is_read() -> None:
 
 def test_semantics_engine_in_two_processes(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 32, "hash_ids": [1, 2]}\n' * 3)
+    path.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 32, "hash_ids": [1, 2]}\n' * 3, encoding="utf-8")
     done = sweep(path, ["lru", "fifo"], 50, "engine", jobs=2)
     assert [result.prefix_hits_per_request.tolist() for result in done] == [[0, 1, 1], [0, 1, 1]]
 
 
 def test_rows_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "words.txt"
-    trace.write_text("a\nb\na\nc\na\nb\n")
+    trace.write_text("a\nb\na\nc\na\nb\n", encoding="utf-8")
     out = tmp_path / "deep" / "hits.csv"
     assert main([str(trace), "eviction=lru,fifo", "capacity=2", "warmup=1", "jobs=2", f"out={out}"]) == 0
     text = capsys.readouterr().out.splitlines()
@@ -122,7 +122,10 @@ def test_rows_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_all_policies_and_the_public_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "t.jsonl"
-    trace.write_text("".join(f'{{"hash_ids": [{number % 5}, {number % 5 + 10}], "input_length": 1000}}\n' for number in range(40)))
+    trace.write_text(
+        "".join(f'{{"hash_ids": [{number % 5}, {number % 5 + 10}], "input_length": 1000}}\n' for number in range(40)),
+        encoding="utf-8",
+    )
     assert main([str(trace), "eviction=all", "capacity=4"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[3:]]
     assert {"lru", "fifo", "lfu", "random"} <= set(names)

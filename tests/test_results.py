@@ -40,8 +40,8 @@ def make(path, block_size=8, eviction="lru", until="finished") -> RunFolder:
         recorder.on_request(record)
     recorder.flush()
     if until == "killed":  # the last thing it did was to write parts, and its process is gone
-        status = json.loads((folder.path / "status.json").read_text())
-        (folder.path / "status.json").write_text(json.dumps({**status, "process_start": "1"}))
+        status = json.loads((folder.path / "status.json").read_text(encoding="utf-8"))
+        (folder.path / "status.json").write_text(json.dumps({**status, "process_start": "1"}), encoding="utf-8")
         return folder
     recorder.close()
     if until == "failed":
@@ -139,15 +139,15 @@ def test_every_kind_of_folder_is_a_row_and_none_an_error(tmp_path):
     (partial / "config.yaml").unlink()
     (tmp_path / "5-empty").mkdir()
     (tmp_path / "6-foreign").mkdir()
-    (tmp_path / "6-foreign" / "config.yaml").write_text("not: ours")
+    (tmp_path / "6-foreign" / "config.yaml").write_text("not: ours", encoding="utf-8")
     broken = make(tmp_path / "7-broken").path
-    (broken / "status.json").write_text("{")
-    (broken / "summary.json").write_text("[]")
-    (broken / "config.yaml").write_text("a: [")
+    (broken / "status.json").write_text("{", encoding="utf-8")
+    (broken / "summary.json").write_text("[]", encoding="utf-8")
+    (broken / "config.yaml").write_text("a: [", encoding="utf-8")
     (broken / "steps.parquet").write_bytes(b"PAR1")
     started = RunFolder.create(tmp_path / "8-only-made").path
     (tmp_path / ".hidden").mkdir()
-    (tmp_path / "multirun.yaml").write_text("")
+    (tmp_path / "multirun.yaml").write_text("", encoding="utf-8")
     runs = load_runs(tmp_path)
     frame = runs.frame.set_index("run")
     assert frame["status"].to_dict() == {
@@ -180,8 +180,8 @@ def test_a_killed_run_and_its_explanation_tell_the_same_throughput_of_all_tokens
             recorder.on_request(record)
         recorder.flush()
         if until == "killed":
-            status = json.loads((folder.path / "status.json").read_text())
-            (folder.path / "status.json").write_text(json.dumps({**status, "process_start": "1"}))
+            status = json.loads((folder.path / "status.json").read_text(encoding="utf-8"))
+            (folder.path / "status.json").write_text(json.dumps({**status, "process_start": "1"}), encoding="utf-8")
         else:
             recorder.close()
             folder.finish(summarize(recorder.steps(), recorder.requests()))

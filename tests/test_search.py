@@ -175,7 +175,7 @@ def test_a_hopeless_trial_is_ended_in_the_middle_and_the_study_goes_on(tmp_path:
     took_s = found.runs[0].summary["duration_s"]
     for run, reason in list(zip(found.runs, found.trials["reason"], strict=True))[1::2]:
         assert run.state == "pruned"
-        assert json.loads((run.folder / "status.json").read_text())["state"] == "pruned"
+        assert json.loads((run.folder / "status.json").read_text(encoding="utf-8"))["state"] == "pruned"
         assert run.error == reason
         assert "run 0 is as good in all of them, and better in one" in reason
         elapsed_s = run.steps()["end_s"] - run.requests()["arrival_s"].min()
@@ -223,7 +223,7 @@ def test_bad_input_is_named_before_anything_runs(tmp_path: Path, capsys: pytest.
         assert say in capsys.readouterr().err, words
     assert not (tmp_path / "s").exists()
     (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "thesis.tex").write_text("years")
+    (tmp_path / "s" / "thesis.tex").write_text("years", encoding="utf-8")
     assert main([*SIMULATED, folder, "num_blocks=1..9"]) == 2
     assert "holds something else than a study" in capsys.readouterr().err
     assert json.dumps([p.name for p in (tmp_path / "s").iterdir() if not p.name.startswith(".")]) == '["thesis.tex"]'

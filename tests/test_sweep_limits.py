@@ -42,7 +42,7 @@ def limited(limit: int, most: int, target: Any, *args: Any, **more: Any) -> int 
 
 
 def address_space_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
 
 
 class Hungry(Fifo):
@@ -82,16 +82,16 @@ def test_a_disk_that_is_full_ends_the_sweep_and_is_named(tmp_path: Path) -> None
         try:
             sweep(folder, grid)
         except UserError as error:
-            (tmp_path / "said").write_text(str(error))
+            (tmp_path / "said").write_text(str(error), encoding="utf-8")
 
     child = in_child(work)
     child.join(120)
     assert child.exitcode == 0
-    assert (tmp_path / "said").read_text() == (
+    assert (tmp_path / "said").read_text(encoding="utf-8") == (
         f"No space left to write {folder}/2/.reserve (No space left on device). Free some, or choose another run folder. "
         "1 points were left; resume=true goes on with them."
     )
-    assert [json.loads((folder / str(n) / "status.json").read_text())["state"] for n in (0, 1)] == ["finished"] * 2
+    assert [json.loads((folder / str(n) / "status.json").read_text(encoding="utf-8"))["state"] for n in (0, 1)] == ["finished"] * 2
     assert not (folder / "3").exists()
     assert [run.state for run in sweep(folder, grid, resume=True)] == ["finished"] * 4
 

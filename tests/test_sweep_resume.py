@@ -39,12 +39,13 @@ def _in_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def journal(folder: Path, state: str) -> list[int]:
     """Numbers of the points with an attempt that ended so."""
     path = folder / ".sweep" / "journal.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [entry["number"] for entry in map(json.loads, lines) if entry["state"] == state]
 
 
 def finished_points(folder: Path) -> list[int]:
-    return sorted(int(p.parent.name) for p in folder.glob("*/status.json") if json.loads(p.read_text())["state"] == "finished")
+    states = {int(p.parent.name): json.loads(p.read_text(encoding="utf-8"))["state"] for p in folder.glob("*/status.json")}
+    return sorted(number for number, state in states.items() if state == "finished")
 
 
 # ------------------------------------------------------------------ cut off and resumed
@@ -84,7 +85,7 @@ def test_kill_9_at_random_moments_then_resume_gives_every_point_once(tmp_path: P
     assert len(set(ended)) == len(ended) >= 40 - kills
     for attempt in (folder / ".attempts").iterdir():  # what was cut off had not finished
         status = attempt / "status.json"
-        assert not status.exists() or json.loads(status.read_text())["state"] == "running"
+        assert not status.exists() or json.loads(status.read_text(encoding="utf-8"))["state"] == "running"
 
 
 @pytest.mark.slow
@@ -98,7 +99,7 @@ def test_two_processes_share_a_sweep(tmp_path: Path) -> None:
     assert [run.name for run in loaded] == [str(n) for n in range(40)]
     assert {run.state for run in loaded} == {"finished"}
     assert sorted(journal(folder, "finished")) == list(range(40))
-    assert len({json.loads(p.read_text())["pid"] for p in folder.glob("*/status.json")}) == 2
+    assert len({json.loads(p.read_text(encoding="utf-8"))["pid"] for p in folder.glob("*/status.json")}) == 2
     assert not (folder / ".attempts").exists()
 
 
@@ -158,7 +159,7 @@ def test_ctrl_c_in_a_sweep_of_two_processes_leaves_everything_readable(tmp_path:
     assert len(set(ended)) == len(ended)
     assert set(range(6)) - set(ended) <= set(kept)  # interrupted after its run and before its note
     for attempt in (folder / ".attempts").glob("*/status.json"):
-        assert json.loads(attempt.read_text())["state"] == "interrupted"
+        assert json.loads(attempt.read_text(encoding="utf-8"))["state"] == "interrupted"
 
 
 def test_a_worker_that_dies_after_its_run_costs_no_result(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_what_failed_is_run_again_and_what_it_left_is_kept(tmp_path: Path, monke
     runs = sweep(folder, {"num_blocks": [40, 41, 42]}, resume=True)
     assert [run.state for run in runs] == ["finished"] * 3
     assert journal(folder, "finished") == [0, 2, 1]
-    left = json.loads((folder / ".attempts" / "1-1" / "status.json").read_text())
+    left = json.loads((folder / ".attempts" / "1-1" / "status.json").read_text(encoding="utf-8"))
     assert "the device is on fire" in left["error"]["traceback"]
     assert len(kvlab.load_runs(folder)) == 3
 
@@ -237,7 +238,7 @@ def test_every_source_file_that_results_depend_on_counts() -> None:
 def test_a_class_that_changed_is_drift_and_one_without_source_is_run_again(tmp_path: Path) -> None:
     def made(text: str) -> type:
         path = tmp_path / "mine.py"
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         import importlib
         import sys
 
@@ -272,10 +273,10 @@ def test_a_class_that_changed_is_drift_and_one_without_source_is_run_again(tmp_p
 
 def test_other_contents_of_an_input_are_drift(tmp_path: Path) -> None:
     prompts = tmp_path / "p.jsonl"
-    prompts.write_text(json.dumps({"prompt_token_ids": [1, 2, 3], "max_tokens": 2}) + "\n")
+    prompts.write_text(json.dumps({"prompt_token_ids": [1, 2, 3], "max_tokens": 2}) + "\n", encoding="utf-8")
     words = ["model=tiny", "runner=simulated", "workload=prompts", f"workload.path={prompts}"]
     kvlab.sweep({"num_blocks": [40]}, *words, folder=tmp_path / "s", progress=False)
-    prompts.write_text(json.dumps({"prompt_token_ids": [1, 2, 3, 4], "max_tokens": 2}) + "\n")
+    prompts.write_text(json.dumps({"prompt_token_ids": [1, 2, 3, 4], "max_tokens": 2}) + "\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"the contents of workload.path has changed"):
         kvlab.sweep({"num_blocks": [40]}, *words, folder=tmp_path / "s", progress=False, resume=True)
 
@@ -283,11 +284,11 @@ def test_other_contents_of_an_input_are_drift(tmp_path: Path) -> None:
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     (folder / "1").mkdir(parents=True)
-    (folder / "1" / "thesis.tex").write_text("years of work")
+    (folder / "1" / "thesis.tex").write_text("years of work", encoding="utf-8")
     runs = sweep(folder, {"num_blocks": [40, 41]})
     assert [run.state for run in runs] == ["finished", "foreign"]
-    assert (folder / "1" / "thesis.tex").read_text() == "years of work"
-    (folder / "sweep.json").write_text('{"format": 1, "points": [{}]}')
+    assert (folder / "1" / "thesis.tex").read_text(encoding="utf-8") == "years of work"
+    (folder / "sweep.json").write_text('{"format": 1, "points": [{}]}', encoding="utf-8")
     with pytest.raises(UserError, match=r"sweep.json is damaged"):
         sweep(folder, {"num_blocks": [40, 41]}, resume=True)
 
@@ -412,10 +413,10 @@ def test_experiments_are_swept_one_at_a_time(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_point_whose_folder_holds_something_else_says_so_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     Path("s/1").mkdir(parents=True)
-    Path("s/1/mine.txt").write_text("years")
+    Path("s/1/mine.txt").write_text("years", encoding="utf-8")
     assert main(["-m", *SIMULATED, "num_blocks=40,41", "hydra.sweep.dir=s"]) != OK
     assert "holds 'mine.txt', which is no run's: move it away, or choose another folder for the sweep." in capsys.readouterr().out
-    assert Path("s/1/mine.txt").read_text() == "years"
+    assert Path("s/1/mine.txt").read_text(encoding="utf-8") == "years"
 
 
 def test_settings_that_make_no_sense_are_refused_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def url() -> str:
 
 
 def journal(folder: Path, state: str) -> list[int]:
-    lines = (folder / ".sweep" / "journal.jsonl").read_text().splitlines()
+    lines = (folder / ".sweep" / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     return [entry["number"] for entry in map(json.loads, lines) if entry["state"] == state]
 
 

@@ -66,7 +66,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 def made(kind: str, folder: Path, config: str = '{"tokenizer_class": "PreTrainedTokenizerFast"}') -> HFTokenizer:
     KINDS[kind]().save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(config)
+    (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
     return HFTokenizer(folder)
 
 

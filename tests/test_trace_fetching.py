@@ -78,7 +78,7 @@ def test_ones_own_folder_comes_first(home: str, tmp_path: Path, monkeypatch: pyt
     for folder in ("mine", "named"):
         (tmp_path / folder).mkdir()
         header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-        (tmp_path / folder / "toy.csv").write_text(header + "5,GPT-4,7,1,8,API log\n")
+        (tmp_path / folder / "toy.csv").write_text(header + "5,GPT-4,7,1,8,API log\n", encoding="utf-8")
     assert find_trace("toy") == tmp_path / "mine" / "toy.csv"
     workload = BurstGPTWorkload("toy", folder=tmp_path / "named")
     assert len(all_due(workload)) == 1
@@ -113,7 +113,7 @@ def test_a_file_without_a_checksum_is_trusted_once(home: str, caplog: pytest.Log
     assert fetch(public(f"{home}/whole", None), cache_folder()).read_bytes() == CONTENT
     path.unlink()
     record = path.with_name("toy.jsonl.sha256.json")
-    record.write_text(record.read_text().replace(DIGEST, "1" * 64))
+    record.write_text(record.read_text(encoding="utf-8").replace(DIGEST, "1" * 64), encoding="utf-8")
     with pytest.raises(UserError, match="another file than published"):
         fetch(public(f"{home}/whole", None), cache_folder())
 
@@ -147,7 +147,7 @@ def test_one_message_when_neither_a_folder_nor_the_network_has_it(
 
 
 def test_a_folder_that_can_not_be_made(home: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(UserError, match="can't be written .* KVLAB_CACHE names another folder"):
         fetch(public(f"{home}/whole"), tmp_path / "file" / "traces")
 

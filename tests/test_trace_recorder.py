@@ -205,7 +205,7 @@ def test_outcomes_that_are_missing_or_damaged_are_a_users_error(tmp_path):
 
 
 def test_a_folder_that_cant_be_written_fails_before_work_starts(tmp_path):
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
     with pytest.raises(UserError, match="file"):
         Recorder(tmp_path / "file")
 
@@ -241,7 +241,7 @@ def test_a_full_disk_in_mid_run_is_one_clear_error_and_loses_nothing_written(tmp
             sys.exit(3)
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", timeout=120)
     assert done.returncode == 3, done.stderr
     assert "No space left to write" in done.stdout
     assert str(tmp_path) in done.stdout
@@ -279,7 +279,7 @@ def test_a_killed_process_leaves_what_it_had(tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(store.read_table(tmp_path, "steps")["step"]) == list(range(20))
     assert [r.outcome.step for r in read_outcomes(tmp_path)] == list(range(24))  # long rows are kept a sixteenth as long

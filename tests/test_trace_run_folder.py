@@ -14,28 +14,28 @@ from kvlab.types import UserError
 
 
 def read(folder: RunFolder, name: str):
-    return json.loads((folder.path / name).read_text())
+    return json.loads((folder.path / name).read_text(encoding="utf-8"))
 
 
 def test_folders_never_collide(tmp_path):
     names = [RunFolder.create(tmp_path / "run").path.name for _ in range(3)]
     assert names == ["run", "run-2", "run-3"]
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.tex").write_text("mine")
+    (tmp_path / "other" / "thesis.tex").write_text("mine", encoding="utf-8")
     assert RunFolder.create(tmp_path / "other").path.name == "other-2"
-    assert (tmp_path / "other" / "thesis.tex").read_text() == "mine"
+    assert (tmp_path / "other" / "thesis.tex").read_text(encoding="utf-8") == "mine"
 
 
 def test_a_folder_that_hydra_made_is_taken(tmp_path):
     (tmp_path / "0" / ".hydra").mkdir(parents=True)
-    (tmp_path / "0" / "run.log").write_text("")
+    (tmp_path / "0" / "run.log").write_text("", encoding="utf-8")
     assert RunFolder.create(tmp_path / "0").path == tmp_path / "0"
 
 
 def test_processes_at_once_get_different_folders(tmp_path):
     code = "import sys; from kvlab.trace import RunFolder\nfor _ in range(20): print(RunFolder.create(sys.argv[1]).path)"
     command = [sys.executable, "-c", code, str(tmp_path / "r")]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") for _ in range(2)]
     paths = [line for p in running for line in p.communicate(timeout=120)[0].splitlines()]
     assert len(paths) == 40
     assert len(set(paths)) == 40
@@ -50,7 +50,7 @@ def test_life_of_a_finished_run(tmp_path):
     folder.finish({"num_requests": 2, "mean_ttft_ms": float("nan")})
     assert read(folder, "status.json")["state"] == "finished"
     assert read(folder, "summary.json") == {"num_requests": 2, "mean_ttft_ms": None}  # JSON has no NaN
-    assert (folder.path / "config.yaml").read_text() == "block_size: 8\n"
+    assert (folder.path / "config.yaml").read_text(encoding="utf-8") == "block_size: 8\n"
     env = read(folder, "env.json")
     assert env["versions"]["pandas"]
     assert env["device"] == "cpu"
@@ -109,7 +109,7 @@ def test_an_interrupt_while_the_last_word_is_written(tmp_path, monkeypatch, writ
     with pytest.raises(KeyboardInterrupt):
         out.finish({"num_steps": 7})
     out.fail(KeyboardInterrupt())
-    assert json.loads((out.path / "status.json").read_text())["state"] == state
+    assert json.loads((out.path / "status.json").read_text(encoding="utf-8"))["state"] == state
 
 
 def test_a_full_disk_still_says_why_the_run_ended(tmp_path, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_dead_process_is_not_alive():
 
 
 def test_a_folder_that_cant_be_made_is_one_clear_error(tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match=r"file/run.*another run folder"):
         RunFolder.create(tmp_path / "file" / "run")
 
@@ -167,4 +167,4 @@ def test_log(tmp_path):
     logger.warning("watermark rounds to 0 blocks")
     logger.removeHandler(handler)
     handler.close()
-    assert "WARNING kvlab.test: watermark rounds to 0 blocks" in (folder.path / "run.log").read_text()
+    assert "WARNING kvlab.test: watermark rounds to 0 blocks" in (folder.path / "run.log").read_text(encoding="utf-8")

@@ -24,16 +24,19 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Small files in place of those that some configurations name, and the overrides that go with them."""
     rows = [{"timestamp": 10 * i, "input_length": 600, "output_length": 40, "hash_ids": [0, i + 1]} for i in range(3)]
-    (tmp_path / "mooncake_conversation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "azure_2023_conv.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,37,4\n")
+    (tmp_path / "mooncake_conversation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "azure_2023_conv.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,37,4\n",
+        encoding="utf-8",
+    )
     qwen = [{"chat_id": i, "parent_chat_id": -1, "timestamp": 0.5 * i, "input_length": 40, "output_length": 9, "hash_ids": [0, i, 9]}
             for i in range(2)]  # fmt: skip
-    (tmp_path / "qwen_bailian_a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in qwen))
+    (tmp_path / "qwen_bailian_a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in qwen), encoding="utf-8")
     header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-    (tmp_path / "burstgpt_1.csv").write_text(header + "5,ChatGPT,472,18,490,Conversation log\n")
+    (tmp_path / "burstgpt_1.csv").write_text(header + "5,ChatGPT,472,18,490,Conversation log\n", encoding="utf-8")
     turns = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi!"}]
-    (tmp_path / "sharegpt_v3.json").write_text(json.dumps([{"id": "a", "conversations": turns}]))
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "Hello"}\n')
+    (tmp_path / "sharegpt_v3.json").write_text(json.dumps([{"id": "a", "conversations": turns}]), encoding="utf-8")
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "Hello"}\n', encoding="utf-8")
     monkeypatch.setenv("KVLAB_TRACES", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return {"prompts": ["workload.path=mine.jsonl"]}

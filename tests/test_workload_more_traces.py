@@ -26,7 +26,7 @@ QWEN: list[dict[str, Any]] = [
 @pytest.fixture
 def qwen(tmp_path: Path) -> Path:
     path = tmp_path / "q.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in QWEN))
+    path.write_text("".join(json.dumps(row) + "\n" for row in QWEN), encoding="utf-8")
     return path
 
 
@@ -67,7 +67,7 @@ BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 @pytest.fixture
 def burst(tmp_path: Path) -> Path:
     path = tmp_path / "b.csv"
-    path.write_text(BURST)
+    path.write_text(BURST, encoding="utf-8")
     return path
 
 
@@ -99,7 +99,7 @@ def test_burstgpt_rows_become_requests_of_random_tokens(burst: Path) -> None:
 )
 def test_a_malformed_burstgpt_row_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "b.csv"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         BurstGPTWorkload(path).start(context())
 
@@ -119,7 +119,7 @@ def talk(*texts: str) -> dict[str, Any]:
 @pytest.fixture
 def shares(tmp_path: Path) -> Path:
     path = tmp_path / "s.json"
-    path.write_text(json.dumps([talk("hi", "yo!", "k", "bye"), talk("x" * 400, "no"), talk("a", "four")]))
+    path.write_text(json.dumps([talk("hi", "yo!", "k", "bye"), talk("x" * 400, "no"), talk("a", "four")]), encoding="utf-8")
     return path
 
 

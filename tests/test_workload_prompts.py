@@ -76,7 +76,7 @@ def test_a_line_may_set_its_fields_and_sampling_parameters_over_the_defaults(tmp
 
 def test_a_text_file_is_a_prompt_a_line_also_gzipped(tmp_path: Path) -> None:
     plain, packed = tmp_path / "p.txt", tmp_path / "p.txt.gz"
-    plain.write_text("one two\n\n  \n{not json}\r\nthree\n")
+    plain.write_text("one two\n\n  \n{not json}\r\nthree\n", encoding="utf-8")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     for path in (plain, packed):
         assert [r.prompt for r in all_due(PromptWorkload(path), words_context())] == ["one two", "{not json}", "three"]
@@ -156,11 +156,11 @@ def test_a_wrong_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"There is no file of prompts '.*nowhere\.jsonl'"):
         PromptWorkload(tmp_path / "nowhere.jsonl").start(words_context())
     empty = tmp_path / "empty.jsonl"
-    empty.write_text("\n\n")
+    empty.write_text("\n\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"empty\.jsonl holds no prompts"):
         PromptWorkload(empty).start(words_context())
     array = tmp_path / "list.json"
-    array.write_text("[]")
+    array.write_text("[]", encoding="utf-8")
     with pytest.raises(UserError, match=r"list\.json: one JSON object a line is read"):
         PromptWorkload(array).start(words_context())
     latin = tmp_path / "latin.txt"

@@ -84,7 +84,7 @@ def run_kvlab(in_memory: bool = False) -> float:
 
 def seconds(python: str, name: str) -> float:
     """One measurement."""
-    done = subprocess.run([python, __file__, name], capture_output=True, text=True)
+    done = subprocess.run([python, __file__, name], capture_output=True, encoding="utf-8")
     if done.returncode:
         raise SystemExit(done.stderr)
     return float(done.stdout.splitlines()[-1])

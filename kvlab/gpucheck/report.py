@@ -19,9 +19,9 @@ def write_report(folder: Path, environment: Mapping[str, Any], findings: Sequenc
     folder.mkdir(parents=True, exist_ok=True)
     rows = [finding.row() for finding in findings]
     content = {"environment": dict(environment), "findings": rows, "failures": dict(failures)}
-    (folder / "findings.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "findings.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     frame(findings).to_parquet(folder / "findings.parquet", index=False)
-    (folder / "README.md").write_text(page(environment, findings, failures))
+    (folder / "README.md").write_text(page(environment, findings, failures), encoding="utf-8")
 
 
 def frame(findings: Sequence[Finding]) -> pd.DataFrame:

@@ -87,7 +87,7 @@ def run_sections(names: list[str], dry: bool, folder: Path, model: str) -> int:
             torch.cuda.empty_cache()
         write_report(folder, about, findings, failures)
         print(f"{name}: {time.perf_counter() - start:.1f} s{', FAILED' if name in failures else ''}", flush=True)
-    print((folder / "README.md").read_text())
+    print((folder / "README.md").read_text(encoding="utf-8"))
     return 1 if failures or any(finding.ok is False for finding in findings) else 0
 
 

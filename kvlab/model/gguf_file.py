@@ -89,8 +89,8 @@ class GGUFFile:
         special = {name: tokens[self.field(f"tokenizer.ggml.{key}_token_id")] for name, key in keys.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": self.field("llama.context_length"),
                   "clean_up_tokenization_spaces": False, **special}  # fmt: skip
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-        (folder / "chat_template.jinja").write_text(self.field("tokenizer.chat_template"))
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(self.field("tokenizer.chat_template"), encoding="utf-8")
 
 
 def hf_name(name: str) -> str:

@@ -162,7 +162,7 @@ def _versions() -> dict[str, str | None]:
 def cpu_name() -> str:
     """The processor's name as the system tells it."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
@@ -177,13 +177,13 @@ def git_state() -> dict[str, Any]:
     if not (root / ".git").exists():
         return nothing
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, timeout=10)
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, timeout=10)
+        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return nothing
     if commit.returncode or dirty.returncode:
         return nothing
-    return {"git_commit": commit.stdout.strip(), "git_dirty": bool(dirty.stdout.strip())}
+    return {"git_commit": commit.stdout.decode().strip(), "git_dirty": bool(dirty.stdout.strip())}
 
 
 def process_start(pid: int) -> str | None:
@@ -195,7 +195,7 @@ def process_start(pid: int) -> str | None:
 def _proc_stat(pid: int) -> list[str]:
     """What Linux says of a process after its name: state, parent ...; empty where it says nothing."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return []
 

@@ -72,7 +72,7 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
     shutil.copytree(ROOT / "notebooks", work, ignore=shutil.ignore_patterns("runs", ".ipynb_checkpoints"))
     settings = home / "config" / "labconfig"
     settings.mkdir(parents=True)
-    (settings / "default_setting_overrides.json").write_text(json.dumps(LAB_SETTINGS))
+    (settings / "default_setting_overrides.json").write_text(json.dumps(LAB_SETTINGS), encoding="utf-8")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -85,7 +85,7 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", "--ServerApp.terminals_enabled=False",
         "--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={work}",
     ]  # fmt: skip
-    with (home / "server.log").open("w") as log:
+    with (home / "server.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(command, cwd=work, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             url = f"http://127.0.0.1:{port}"
@@ -109,7 +109,7 @@ def _await_server(url: str, process: subprocess.Popen[bytes], log: Path) -> None
                 return
         except OSError:
             time.sleep(0.2)
-    raise RuntimeError(f"JupyterLab did not come up:\n{log.read_text()[-3000:]}")
+    raise RuntimeError(f"JupyterLab did not come up:\n{log.read_text(encoding='utf-8')[-3000:]}")
 
 
 @pytest.fixture(scope="session")

@@ -157,8 +157,8 @@ def test_a_policy_of_a_scripts_main_reaches_the_workers(tmp_path: Path) -> None:
                 runs = kvlab.sweep({{"seed": [0, 1]}}, *words, "eviction._target_=__main__.Deepest", folder=name + "-target",
                                    progress=False, **more)
                 assert [run.state for run in runs] == ["finished"] * 2, runs.frame["notes"].tolist()
-    """))
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    """), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -176,7 +176,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray of two nodes with a CPU each, on this machine; its token is this test's own."""
     folder = tmp_path_factory.mktemp("ray")
     token = folder / "token"
-    token.write_text(secrets.token_hex(32))
+    token.write_text(secrets.token_hex(32), encoding="utf-8")
     scratch = Path("/tmp") / f"kvlab-ray-{os.getpid()}"  # Ray's sockets need a short path
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0",
            "RAY_TMPDIR": str(scratch)}  # fmt: skip
@@ -193,7 +193,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     nodes = []
     try:
         head = [*common, "--head", f"--port={port}", "--include-dashboard=false"]
-        with open(folder / "head.log", "w") as log:
+        with open(folder / "head.log", "w", encoding="utf-8") as log:
             nodes.append(subprocess.Popen(head, stdout=log, stderr=log, start_new_session=True))
         for _ in range(240):
             try:
@@ -201,7 +201,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 break
             except OSError:
                 time.sleep(0.5)
-        with open(folder / "worker.log", "w") as log:
+        with open(folder / "worker.log", "w", encoding="utf-8") as log:
             worker = [*common, f"--address={address}", "--node-name=second"]
             nodes.append(subprocess.Popen(worker, stdout=log, stderr=log, start_new_session=True))
         ray.init(address=address, log_to_driver=False)
@@ -209,7 +209,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             if sum(node["Alive"] for node in ray.nodes()) == 2:
                 break
             time.sleep(0.5)
-        assert sum(node["Alive"] for node in ray.nodes()) == 2, (folder / "worker.log").read_text()
+        assert sum(node["Alive"] for node in ray.nodes()) == 2, (folder / "worker.log").read_text(encoding="utf-8")
         yield address
     finally:
         ray.shutdown()

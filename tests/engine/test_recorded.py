@@ -66,13 +66,13 @@ def test_a_real_run_replayed_decides_the_same(tmp_path: Path, concurrency: int |
 
 def pretend(folder: Path, change: str) -> None:
     """Edit a recording's configuration, so that only its plans show that it was another run."""
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     path, value = change.split("=")
     node = config
     for key in path.split(".")[:-1]:
         node = node[key]
     node[path.split(".")[-1]] = int(value)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
 @pytest.mark.parametrize(

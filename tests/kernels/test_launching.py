@@ -22,7 +22,7 @@ def test_a_run_compiles_nothing_after_its_first_step() -> None:
     folder = Path(__file__).parent
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = os.pathsep.join((str(folder.parent), str(folder.parents[1]), env.get("PYTHONPATH", "")))
-    done = subprocess.run([sys.executable, str(folder / "launching.py")], capture_output=True, text=True, env=env)
+    done = subprocess.run([sys.executable, str(folder / "launching.py")], capture_output=True, encoding="utf-8", env=env)
     settings = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(settings) == 5, done.stderr
     for setting in settings:

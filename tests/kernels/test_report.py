@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 def run(*arguments: str, interpret: bool = False) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"TRITON_INTERPRET": "1"} if interpret else {}
-    return subprocess.run([sys.executable, "-m", "kvlab.kernels.report", *arguments], capture_output=True, text=True, cwd=ROOT, env=env)
+    command = [sys.executable, "-m", "kvlab.kernels.report", *arguments]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT, env=env)
 
 
 @pytest.mark.slow
@@ -91,7 +92,7 @@ import kvlab, kvlab.assembly
 print(make_backend("auto", cpu).name, make_backend("torch", cpu).name)
 """
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=env)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT, env=env)
     refused, names = done.stdout.splitlines()
     assert refused.startswith("backend=triton needs a CUDA device, and this run is on cpu: use backend=torch. (For tests,")
     assert "set TRITON_INTERPRET=1" in refused
@@ -127,5 +128,5 @@ def test_steps_of_all_sizes_run_what_was_compiled_once() -> None:
     """Decode, reduction and prefill: one compilation each, whatever the numbers of sequences and splits, the tables' width, and where in a
     buffer tables and lengths begin. (Each more would stop a run for a second or two.)"""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, cwd=ROOT, env=env)
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, encoding="utf-8", cwd=ROOT, env=env)
     assert done.stdout.split() == ["3"], done.stderr
