@@ -1,6 +1,7 @@
 """The recorder: the same frames from memory and from a folder, bounded memory, exact round trips, and disks that refuse."""
 
 import errno
+import itertools
 import math
 import os
 import resource
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -64,6 +66,29 @@ def test_overlapping_steps_and_empty_pools_give_no_nonsense():
     assert list(steps["output_tokens_per_s"])[:2] == [2, 2]
     assert math.isnan(steps["output_tokens_per_s"][2])
     assert steps["kv_cache_usage"][0] == 0
+
+
+def test_a_step_that_begins_before_the_one_in_the_part_before_it_ended(tmp_path):
+    """The same three steps, two in one part file and one in the next: step 2 was planned at 3.5 s and step 1 ended at 4 s."""
+    recorder = Recorder(tmp_path, RecordConfig(requests=False), buffer_rows=2)
+    for step, (now_s, end_s) in enumerate([(0.0, 2.0), (1.0, 4.0), (3.5, 5.0)]):
+        recorder.on_step(plan(step), OUTCOMES[step], stats(step, now_s, end_s))
+    assert [path.name for path in store.part_paths(tmp_path, "steps")] == ["steps-00001.parquet"]
+    recorder.close()
+    assert list(store.read_table(tmp_path, "steps")["step_ms"]) == [2000, 2000, 1000]
+
+
+def test_the_time_of_recording_is_that_of_a_step_and_the_requests_since_the_last(monkeypatch):
+    """A clock that goes on by a second whenever it is read: a step takes one, a request one."""
+    seconds = itertools.count()
+    monkeypatch.setattr("kvlab.trace.recorder.time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
+    recorder = Recorder(None)
+    recorder.on_step(plan(0), OUTCOMES[0], STATS[0])
+    recorder.on_request(REQUESTS[0])
+    recorder.on_request(REQUESTS[1])
+    recorder.on_step(plan(1), OUTCOMES[1], STATS[1])
+    recorder.on_step(plan(2), OUTCOMES[2], STATS[2])
+    assert list(recorder.steps()["record_ms"]) == [1000, 3000, 1000]
 
 
 def test_measured_bytes_are_null_when_not_measured_and_never_in_anothers_column():
@@ -196,6 +221,10 @@ def test_outcomes_that_are_missing_or_damaged_are_a_users_error(tmp_path):
     with Recorder(tmp_path, ALL) as recorder:
         feed(recorder)
     path = tmp_path / "outcomes.parquet"
+    twice = pd.read_parquet(path).iloc[[0, 1, 1, 2]]
+    twice.to_parquet(path)
+    with pytest.raises(UserError, match=r"holds the outcome of step 1 after that of step 1\."):
+        list(read_outcomes(tmp_path))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserError, match=r"outcomes\.parquet can't be read"):
         list(read_outcomes(tmp_path))

@@ -103,7 +103,7 @@ def make_record(group: SequenceGroup, end_s: float, tokenizer: Tokenizer | None)
     request = group.request
     return RequestRecord(
         group.request_id, group.arrival_s, group.first_scheduled_s, end_s, group.num_prompt_tokens, sum(s.num_output for s in seqs),
-        min(group.num_cached_tokens, group.num_prompt_tokens), group.num_computed_total, group.num_recomputed, group.num_shareable_lost,
+        group.num_cached_tokens, group.num_computed_total, group.num_recomputed, group.num_shareable_lost,
         group.num_preemptions, group.num_swaps, reason, tuple(first.token_times), tuple(group.spans),
         tuple((s.output_token_ids, s.finish_reason) for s in seqs), group.tenant, request.session_id, request.turn, group.priority,
         group.detail, tuple(_text(s, tokenizer) for s in seqs),

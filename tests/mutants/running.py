@@ -54,7 +54,7 @@ class _TestRun:
 def run_mutants(
     root: Path, mutants: Sequence[Mutant], *, jobs: int, report: Callable[[Result], None], least_limit_s: float = 60.0
 ) -> list[Result]:
-    """Run each mutant's tests with it in place, ``jobs`` at a time, after one run of the same tests without it.
+    """Run each mutant's tests with it in place, ``jobs`` at a time, after one run of each test (file or node id) without any.
 
     A run that takes five times as long as without the mutant, and ``least_limit_s`` at least, is stopped and counts as timed out.
     ``report`` hears each result as it comes. Returned in the order of ``mutants``.
@@ -72,30 +72,31 @@ def run_mutants(
             finally:
                 copies.put(copy)
 
-        def without(tests: tuple[str, ...]) -> _TestRun:
+        def without(test: str) -> _TestRun:
             with a_copy() as copy:
-                return _run_tests(copy, tests, limit_s=None)
+                return _run_tests(copy, (test,), limit_s=None)
 
         def one(mutant: Mutant) -> Result:
             with a_copy() as copy:
-                result = _judge(copy, mutant, plain[mutant.tests], least_limit_s)
+                result = _judge(copy, mutant, [plain[test] for test in mutant.tests], least_limit_s)
             report(result)
             return result
 
-        distinct = list(dict.fromkeys(mutant.tests for mutant in mutants))
+        distinct = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
         plain = dict(zip(distinct, pool.map(without, distinct), strict=True))
         return list(pool.map(one, mutants))
 
 
-def _judge(copy: Path, mutant: Mutant, plain: _TestRun, least_limit_s: float) -> Result:
-    if not plain.passed:
-        return Result(mutant, BROKEN, f"fail without the mutant: {plain.first_failure}", plain.seconds)
+def _judge(copy: Path, mutant: Mutant, plain: Sequence[_TestRun], least_limit_s: float) -> Result:
+    for run in plain:
+        if not run.passed:
+            return Result(mutant, BROKEN, f"fails without the mutant: {run.first_failure}", run.seconds)
     try:
         text = mutant.applied_to(copy)
     except StaleMutant as error:
         return Result(mutant, STALE, str(error))
     with _written(copy / mutant.file, text):
-        run = _run_tests(copy, mutant.tests, limit_s=max(least_limit_s, 5 * plain.seconds))
+        run = _run_tests(copy, mutant.tests, limit_s=max(least_limit_s, 5 * sum(run.seconds for run in plain)))
     noticed = run.timed_out or not run.passed
     if mutant.equivalent:
         verdict, note = (NOT_EQUIVALENT, run.first_failure) if noticed else (EQUIVALENT, mutant.equivalent)
