@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvlab.types import UserError, unknown_name
+from kvlab.types.chat import CHAT_DATE, chat_date
 
 SEAMS = (
     "scheduling", "batching", "admission", "preemption", "eviction", "prefix_cache", "block_sizing", "layout", "compression",
@@ -36,6 +37,14 @@ def _is_int(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_date(value: object) -> bool:
+    try:
+        chat_date(value)
+    except UserError:
+        return False
+    return True
 
 
 def _is_device(name: str) -> bool:
@@ -73,6 +82,7 @@ VALUES: dict[str, Check] = {
     "threads": _POSITIVE_OR_NULL,
     "depth": (lambda v: _is_int(v) and v in (0, 1), "0 (a plan waits for the last outcome) or 1 (it is made while the last one runs)"),
     "seed": (lambda v: _is_int(v) and v >= 0, "0 or a positive integer"),
+    "chat_date": (_is_date, "a date as YYYY-MM-DD (today, for chat templates that write it)"),
     "run": (lambda v: v is None or (isinstance(v, str) and v != ""), "the folder of a recorded run, or null"),
 }
 """Top-level values: what is allowed, as a test and in words."""
@@ -80,7 +90,8 @@ VALUES: dict[str, Check] = {
 NAMES: dict[str, Iterable[str]] = {"dtype": DTYPES, "backend": BACKENDS, "device": ("auto", "cpu", "cuda")}
 """Values that are one of a few names."""
 
-SINCE: dict[str, Any] = {"depth": 0, "backend": "auto", "kv_cache_bytes": None, "gpu_memory_utilization": 0.9, "tensor_parallel_size": 1}
+SINCE: dict[str, Any] = {"depth": 0, "backend": "auto", "kv_cache_bytes": None, "gpu_memory_utilization": 0.9, "tensor_parallel_size": 1,
+                         "chat_date": CHAT_DATE}  # fmt: skip
 """Values that configurations of earlier versions lack, and what they stood for."""
 
 

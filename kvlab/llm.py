@@ -20,12 +20,13 @@ from kvlab.interrupts import interrupts_held
 from kvlab.model.loading import LoadedModel, ModelSpec, load_model
 from kvlab.model.random_weights import SHAPES
 from kvlab.model.specs import dummy, hf, smollm2, tiny
-from kvlab.model.tokenizer import Message, Tokenizer
+from kvlab.model.tokenizer import Tokenizer, dated
 from kvlab.policies.admission.watermark import Watermark
 from kvlab.policies.block_sizing.fixed import Fixed
 from kvlab.progress import Progress
 from kvlab.prompts import as_prompts
 from kvlab.types import Listener, Request, RequestRecord, SamplingParams, UserError, unknown_name
+from kvlab.types.chat import CHAT_DATE, Message, as_messages
 
 CPU_KV_TOKENS = 16_384
 """Tokens of the KV pool on a CPU, unless a size is given."""
@@ -42,6 +43,7 @@ class LLM:
             `CPU_KV_TOKENS` on a CPU, what `gpu_memory_utilization` leaves on CUDA. num_cpu_blocks: swap space.
         max_num_seqs, max_num_batched_tokens, max_model_len: limits of the engine. watermark: share of the pool kept free at admission.
         depth: 1 plans a step while the one before runs.
+        chat_date: today (YYYY-MM-DD), as chat templates that write the date see it.
         seed: randomness of requests without a seed of their own. listeners: hear the engine (a `kvlab.trace.Recorder`, for one).
         policies: by seam, an object, a class or a name: `eviction="lfu"`.
 
@@ -66,6 +68,7 @@ class LLM:
         watermark: float = 0.01,
         depth: int = 0,
         seed: int = 0,
+        chat_date: str = CHAT_DATE,
         listeners: Sequence[Listener] = (),
         **policies: Any,
     ) -> None:
@@ -74,12 +77,14 @@ class LLM:
             "gpu_memory_utilization": gpu_memory_utilization, "memory_fraction": 0.5, "num_cpu_blocks": num_cpu_blocks,
             "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens,
             "max_model_len": max_model_len, "watermark": watermark, "depth": depth, "seed": seed, "dtype": dtype, "device": device,
+            "chat_date": chat_date,
         }  # fmt: skip
         for key, value in config.items():
             check_value(key, value)
         chosen = {"admission": Watermark(watermark), "block_sizing": Fixed(block_size)} | policy_objects(policies)
         self.policies = PolicySet(**chosen)
         self.loaded = model if isinstance(model, LoadedModel) else load_model(_spec(model), dtype, device)
+        self._tokenizer = dated(self.loaded.tokenizer, chat_date)
         parts = parts_of(self.loaded)
         if num_blocks is None and kv_cache_tokens is None and self.loaded.model.device.type == "cpu":
             config["kv_cache_tokens"] = CPU_KV_TOKENS
@@ -90,7 +95,7 @@ class LLM:
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None where it has none (then prompts are token ids)."""
-        return self.loaded.tokenizer
+        return self._tokenizer
 
     # ------------------------------------------------------------------- generating
 
@@ -131,11 +136,15 @@ class LLM:
         """Answer a conversation (`[{"role": "user", "content": "Hello"}]`), or several. Arguments as in `generate`.
 
         Raises:
-            UserError: as `generate`; a message without role or content; a model without chat template.
+            UserError: as `generate`; messages that are none (see `kvlab.types.chat`); a model without chat template, or whose
+                template refuses them.
         """
-        conversations: list[Sequence[Message]] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)  # type: ignore[list-item, arg-type]
+        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
+            as_messages(messages)  # says what is wrong
+        conversations: Sequence[Any] = messages if isinstance(messages[0], (list, tuple)) else [messages]
+        checked = [as_messages(one, f"Conversation {i}" if len(conversations) > 1 else "") for i, one in enumerate(conversations)]
         tokenizer = self._need_tokenizer("a conversation")
-        ids = [tokenizer.apply_chat(_checked(conversation)) for conversation in conversations]
+        ids = [tokenizer.apply_chat(conversation) for conversation in checked]  # type: ignore[arg-type]
         return self.generate(ids, sampling, on_chunk=on_chunk, progress=progress)
 
     # --------------------------------------------------------------------- requests
@@ -235,15 +244,6 @@ class LLM:
         for one in live:
             self.engine.abort(one.request.request_id)
         self._hand_out(self.engine.take_ended())
-
-
-def _checked(conversation: Sequence[Message]) -> list[Message]:
-    for number, message in enumerate(conversation):
-        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-            raise UserError(f"Message {number} is {message!r}: a dict with role and content is needed.")
-    if not conversation:
-        raise UserError("The conversation is empty: at least one message is needed.")
-    return list(conversation)
 
 
 def _spec(model: str | Path | ModelSpec) -> ModelSpec:

@@ -17,13 +17,14 @@ import torch
 from kvlab.assembly import Parts, check_early, engine_config, make_engine, no_swap_space, policy_objects, policy_set
 from kvlab.building import build, describe
 from kvlab.calibration import WORK_COLUMNS, describe_cost
-from kvlab.config import check_config, to_plain
+from kvlab.config import SINCE, check_config, to_plain
 from kvlab.effects import without_effect
 from kvlab.engine import driver
 from kvlab.engine.config import PolicySet
 from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.identifying import identity
 from kvlab.model.loading import ModelSpec
+from kvlab.model.tokenizer import dated
 from kvlab.policies.base import BlockSizingPolicy
 from kvlab.policies.registry import SEAMS as CONTRACTS
 from kvlab.policies.registry import seam_of
@@ -134,7 +135,7 @@ def run(
 def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener], progress: bool, name: str) -> None:
     """Make the engine and drive the workload through it. The folder's config gets the sizes that were left open."""
     sizes = engine_config(setup.config, setup.policies, parts)
-    tokenizer = parts.tokenizer
+    tokenizer = dated(parts.tokenizer, setup.config.get("chat_date", SINCE["chat_date"]))
     bos = None if tokenizer is None else tokenizer.bos_token_id
     special = sorted({*parts.eos_token_ids, *(() if bos is None else (bos,))})
     context = WorkloadContext(tokenizer, parts.shape.vocab_size, sizes.max_model_len, sizes.seed, tuple(special))

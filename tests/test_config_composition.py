@@ -29,8 +29,8 @@ SEAM_OPTIONS = sorted(
 PRESETS = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
 
 GOLDEN_KEYS = [
-    "admission", "backend", "batching", "block_size", "block_sizing", "compression", "cost_model", "depth", "device", "dtype", "eviction",
-    "goals", "gpu_memory_utilization", "kv_cache_bytes", "kv_cache_tokens", "kv_dtype", "layout", "max_model_len",
+    "admission", "backend", "batching", "block_size", "block_sizing", "chat_date", "compression", "cost_model", "depth", "device", "dtype",
+    "eviction", "goals", "gpu_memory_utilization", "kv_cache_bytes", "kv_cache_tokens", "kv_dtype", "layout", "max_model_len",
     "max_num_batched_tokens", "max_num_seqs", "memory_fraction", "model", "num_blocks", "num_cpu_blocks", "preemption", "prefix_cache",
     "record", "run", "runner", "scheduling", "seed", "tensor_parallel_size", "threads", "watermark", "workload",
 ]  # fmt: skip

@@ -4,7 +4,8 @@ from kvlab.model.config import LlamaConfig, RopeScaling
 from kvlab.model.llama import Llama
 from kvlab.model.loading import LoadedModel, ModelSpec, load_model
 from kvlab.model.specs import dummy, hf, smollm2, tiny
-from kvlab.model.tokenizer import Message, Tokenizer
+from kvlab.model.tokenizer import Tokenizer
+from kvlab.types.chat import Message
 
 __all__ = [
     "Llama", "LlamaConfig", "LoadedModel", "Message", "ModelSpec", "RopeScaling", "Tokenizer", "dummy", "hf",

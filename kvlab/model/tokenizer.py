@@ -5,19 +5,16 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
 import json
+import string
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 from kvlab.types import UserError, refuse_lfs_pointer
-
-
-class Message(TypedDict):
-    """One turn of a chat. `role`: "system", "user" or "assistant"."""
-
-    role: str
-    content: str
+from kvlab.types.chat import CHAT_DATE, Message, as_messages, chat_date
 
 
 class Tokenizer(Protocol):
@@ -49,7 +46,7 @@ class Tokenizer(Protocol):
         """Ids of a conversation, ending where the assistant is to answer.
 
         Raises:
-            UserError: the model has no chat template.
+            UserError: messages that are none (see `kvlab.types.chat`), a model without a chat template, or one that refuses them.
         """
 
 
@@ -80,7 +77,7 @@ class ByteTokenizer:
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         """bos, one line a message, then "assistant: "."""
-        lines = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        lines = "".join(f"{message['role']}: {message['content']}\n" for message in as_messages(messages))
         return self.encode(lines + "assistant: ")
 
 
@@ -89,6 +86,9 @@ class HFTokenizer:
 
     Args:
         folder: holds tokenizer.json, and tokenizer_config.json or chat_template.jinja where there is a chat template.
+
+    Attributes:
+        chat_date: today, as a chat template sees it.
 
     Raises:
         UserError: tokenizer.json is missing or can't be read.
@@ -106,6 +106,7 @@ class HFTokenizer:
             self._fast: Any = PreTrainedTokenizerFast.from_pretrained(str(folder))
         except Exception as error:  # tokenizers raises plain Exception for a broken file
             raise UserError(f"{file} can't be read as a tokenizer: {error}") from error
+        self.chat_date = chat_date(CHAT_DATE)
         self._byte_ids = _byte_ids(json.loads(file.read_text(encoding="utf-8")), self._fast)
         self.vocab_size = len(self._fast)
         self.bos_token_id: int | None = self._fast.bos_token_id
@@ -124,11 +125,43 @@ class HFTokenizer:
         return token_id in self._byte_ids
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation through the model's chat template, ready for the answer."""
-        if not self._fast.chat_template:
+        """Ids of a conversation through the model's chat template, ready for the answer. A template that asks for today's date is told
+        `chat_date`."""
+        checked = as_messages(messages)
+        templates = self._fast.chat_template
+        if not templates:
             raise UserError("This model has no chat template: pass plain text instead of messages, or take an instruct model.")
-        text = self._fast.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        if isinstance(templates, dict) and "default" not in templates:
+            raise UserError(f"This model has several chat templates ({', '.join(sorted(templates))}) and none called default: save the one"
+                            " to use as chat_template.jinja in its folder.")  # fmt: skip
+        template = templates["default"] if isinstance(templates, dict) else templates
+        try:
+            text = self._fast.apply_chat_template(
+                checked, chat_template=_with_date(template, self.chat_date), tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template is a program of the model's makers: it raises what it likes
+            raise UserError(f"The model's chat template refuses these messages: {error}") from error
         return self.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
+
+    def dated(self, date: str) -> HFTokenizer:
+        """The same tokenizer with another `chat_date` (YYYY-MM-DD)."""
+        other = copy.copy(self)
+        other.chat_date = chat_date(date)
+        return other
+
+
+def _with_date(template: str, date: datetime.date) -> str:
+    """A chat template whose `strftime_now` is a macro of one day's: transformers' own asks the clock, and takes no other."""
+    if "strftime_now" not in template:
+        return template
+    midnight = datetime.datetime(date.year, date.month, date.day)
+    written = "format | replace('%%', '\x00')"
+    for letter in string.ascii_letters:
+        for directive in (f"%-{letter}", f"%{letter}"):
+            if (value := midnight.strftime(directive)) != directive:
+                written += f" | replace({directive!r}, {value!r})"
+    macro = "{%- macro strftime_now(format) -%}{{ " + written + " | replace('\x00', '%') }}{%- endmacro -%}"
+    return macro + "{{ '' }}" + template  # (an expression, so that the template's own first blanks stay)
 
 
 def _byte_ids(tokenizer_json: dict[str, Any], fast: Any) -> frozenset[int]:
@@ -137,3 +170,8 @@ def _byte_ids(tokenizer_json: dict[str, Any], fast: Any) -> frozenset[int]:
         return frozenset()
     found = (fast.backend_tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     return frozenset(token_id for token_id in found if token_id is not None)
+
+
+def dated(tokenizer: Tokenizer | None, date: str) -> Tokenizer | None:
+    """A tokenizer for conversations of that day (YYYY-MM-DD); others than Hugging Face's know no date."""
+    return tokenizer.dated(date) if isinstance(tokenizer, HFTokenizer) else tokenizer

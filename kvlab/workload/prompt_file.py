@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.types import UserError, unknown_name
+from kvlab.types.chat import as_messages
 from kvlab.workload.sampling import NAMES, sampling_params
 from kvlab.workload.traces import numbered_lines
 
@@ -65,6 +66,8 @@ def parse_line(where: str, line: str) -> PromptLine:
         raise UserError(f"{where}: exactly one of {', '.join(CONTENT)} is needed; there is {' and '.join(kinds) or 'none'}.")
     prompt = PromptLine(where, kinds[0], row.pop(kinds[0]))
     CONTENT_CHECKS[prompt.kind](where, prompt.content)
+    if prompt.kind == "messages":
+        prompt.content = as_messages(prompt.content, where)
     for name, value in row.items():
         if name in NAMES:
             prompt.sampling[name] = value
@@ -91,14 +94,7 @@ def _check_ids(where: str, value: Any) -> None:
 
 
 def _check_messages(where: str, value: Any) -> None:
-    """A list of {role, content}, both strings."""
-    if not isinstance(value, list) or not value:
-        raise UserError(f'{where}: messages must be a list like [{{"role": "user", "content": "Hello"}}].')
-    for position, message in enumerate(value):
-        if not isinstance(message, dict) or sorted(message) != ["content", "role"]:
-            raise UserError(f"{where}: message {position} must have role and content, and nothing else.")
-        if not all(isinstance(part, str) for part in message.values()):
-            raise UserError(f"{where}: role and content of message {position} must be strings.")
+    as_messages(value, where)
 
 
 CONTENT_CHECKS: Mapping[str, Callable[[str, Any], None]] = {

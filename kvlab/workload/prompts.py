@@ -100,14 +100,14 @@ class PromptWorkload(Workload):
         line.content = None  # the ids say it all; the text is kept once
         return _Prepared(line, array("I", ids), text)
 
-    def _chat_ids(self, where: str, messages: list[dict[str, str]], ctx: WorkloadContext) -> list[int]:
+    def _chat_ids(self, where: str, messages: list[dict[str, Any]], ctx: WorkloadContext) -> list[int]:
         if ctx.tokenizer is None:
             return byte_chat(messages, ctx.vocab_size)
         try:
             return ctx.tokenizer.apply_chat(messages)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-        except Exception as error:  # templates are programs of the model's makers: they raise what they like
+        except Exception as error:  # a tokenizer of one's own raises what it likes
             raise UserError(f"{where}: the model's chat template refuses these messages ({error}).") from error
 
     def _params(self, line: PromptLine) -> SamplingParams:
