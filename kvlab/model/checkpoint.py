@@ -62,10 +62,13 @@ def read_text(folder: Path) -> tuple[Tokenizer | None, tuple[int, ...]]:
 
 
 def save_folder(folder: Path, config: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write config.json and model.safetensors so that this module and transformers can read them."""
+    """Write config.json and model.safetensors so that this module and transformers can read them. OSError: there is no room or right to."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config.to_hf(), indent=2) + "\n", encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / SINGLE, metadata={"format": "pt"})
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / SINGLE, metadata={"format": "pt"})
+    except SafetensorError as error:  # what it makes of a full disk
+        raise OSError(f"{folder / SINGLE} can't be written ({error})") from error
     shutil.copymode(folder / "config.json", folder / SINGLE)  # safetensors makes it readable by its owner only
 
 
