@@ -76,6 +76,17 @@ def test_early_stopping_ends_with_enough_hypotheses_and_the_default_waits_for_be
     assert not step.is_done  # finished: -0.2 and -0.55; live -0.2 / 2 = -0.1 may still win
 
 
+def test_a_live_beam_that_could_only_draw_level_ends_the_search() -> None:
+    """Scores are sums here. Hypotheses of -1 and -2 are as many as beams; the best live beam, of -2, would not beat the worse one."""
+    beams = state(length_penalty=0.0)
+    assert not beams.advance({0: choices(t3=-1.0, t9=-1.0, t5=-1.5)}, lambda: 1).is_done
+    assert beams.advance({0: choices(t1=-1.0, t9=-1.0), 1: choices(t2=-4.0, t6=-5.0)}, lambda: 2).is_done
+    assert beams.best() == (Hypothesis((9,), -1.0, -1.0, "stop"),)
+    better = state(length_penalty=0.0)
+    better.advance({0: choices(t3=-1.0, t9=-1.0, t5=-1.5)}, lambda: 1)
+    assert not better.advance({0: choices(t1=-0.9375, t9=-1.0), 1: choices(t2=-4.0, t6=-5.0)}, lambda: 2).is_done
+
+
 def test_max_tokens_ends_every_beam_and_min_tokens_hides_eos() -> None:
     beams = state(n=2, max_tokens=2, min_tokens=2)
     step = beams.advance({0: choices(t9=-0.01, t4=-0.1, t5=-0.2)}, lambda: 1)

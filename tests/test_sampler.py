@@ -100,9 +100,9 @@ def test_top_p_mass_is_of_what_top_k_left() -> None:
 
 
 def test_min_p_by_hand() -> None:
-    rows = mass(0.125, 0.5, 0.125, 0.25).repeat(4, 1)
-    min_p = torch.tensor([[0.0], [0.2], [0.4], [0.6]], dtype=torch.float64)
-    assert kept(keep_min_p(rows, min_p)) == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 3], [1]]
+    rows = mass(0.125, 0.5, 0.125, 0.25).repeat(7, 1)
+    min_p = torch.tensor([[0.0], [0.2], [0.4], [0.6], [0.25], [0.5], [1.0]], dtype=torch.float64)
+    assert kept(keep_min_p(rows, min_p)) == [[0, 1, 2, 3], [0, 1, 2, 3], [1, 3], [1], [0, 1, 2, 3], [1, 3], [1]]  # at the border it stays
 
 
 def test_filters_agree_with_transformers() -> None:

@@ -177,6 +177,7 @@ def test_a_copys_source_that_only_a_step_in_flight_holds_besides_waits_for_the_c
     parent, child = forked(kv)
     parent.flight = 3
     kv.release(parent)
+    assert kv.parking.num_landing == 0  # the child holds both blocks too: nothing comes free when step 3 lands
     kv.set_now(Now(4, 0.0))
     assert kv.grow([(child, 7)])
     assert kv.pending_copies == [(1, 1, 2)]
