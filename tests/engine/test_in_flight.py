@@ -111,7 +111,7 @@ def test_a_block_that_waits_for_a_step_is_released_as_what_it_was() -> None:
     heard: list[tuple[int, bool]] = []
 
     class Hears(Lru):
-        def release(self, block, now, preempted):  # type: ignore[no-untyped-def]
+        def release(self, block, now, preempted):
             super().release(block, now, preempted)
             heard.append((block.block_id, preempted))
 
@@ -157,9 +157,9 @@ def test_the_last_holder_of_a_copys_source_keeps_it_until_the_copy_is_done() -> 
     parent.num_computed = 8
     kv.take_copies()
     kv.parking.landed(3)
-    child.table.num_full = 0  # type: ignore[union-attr]
+    child.table.num_full = 0
     kv.pool.publish(1, b"someone's", None, 1)
-    child.table.tail_shared = True  # type: ignore[union-attr]
+    child.table.tail_shared = True
     kv.set_now(Now(4, 0.0))
     assert kv.grow([(child, 7)])
     assert kv.pending_copies == [(1, 1, 3)]
