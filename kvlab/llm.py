@@ -233,6 +233,12 @@ class LLM:
             if not engine.has_work and not engine.has_ended:
                 raise RuntimeError(f"{', '.join(self._live)}: no longer in the engine. Was it taken out by hand?")
             self._hand_out(engine.step().finished if engine.has_work else engine.take_ended())
+            self._land()
+
+    def _land(self) -> None:
+        """With nobody left, take in what is still in flight (depth 1): between two calls nothing holds a block."""
+        while self.engine.has_work and not self.engine.groups:
+            self.engine.step()
 
     def _hand_out(self, ended: Iterable[RequestRecord]) -> None:
         for record in ended:
@@ -244,6 +250,7 @@ class LLM:
         for one in live:
             self.engine.abort(one.request.request_id)
         self._hand_out(self.engine.take_ended())
+        self._land()
 
 
 def _spec(model: str | Path | ModelSpec) -> ModelSpec:

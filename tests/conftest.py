@@ -1,8 +1,9 @@
-"""Rules for all tests: a skipped test in CI is a failure, because nobody reads a skip."""
+"""Rules for all tests: a skipped test in CI is a failure, because nobody reads a skip; an engine gives back all its blocks."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,6 +11,19 @@ import pytest
 # compile do it in a subprocess without this variable. KVLAB_TEST_DEVICE=cuda runs the kernels' tests compiled, on a GPU.
 if os.environ.get("KVLAB_TEST_DEVICE", "cpu") == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+from drain_support import Drains  # it imports the engine: the mode of the kernels is chosen by now
+
+DRAINS = Drains()
+DRAINS.watch()
+
+
+@pytest.fixture(autouse=True)
+def _engines_drain() -> Iterator[None]:
+    """After every test: no engine that it stepped holds a block for a request that has gone."""
+    yield
+    DRAINS.finish()
 
 
 @pytest.hookimpl(trylast=True)

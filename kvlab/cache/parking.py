@@ -105,6 +105,16 @@ class Parking:
         self._last_landed = step
         if self._read:
             self._read = {block_id: until for block_id, until in self._read.items() if until > step}
+        self._let_go_until(step)
+
+    def let_go_all(self) -> None:
+        """Nothing is in flight and no request is left: what waits for a step (to copy for a fork that ended with its parent) which will
+        never be made is let go."""
+        if self._parked:
+            assert not self._kv.pending_copies, f"copies {self._kv.pending_copies} of nobody"
+            self._let_go_until(max(parked.until for parked in self._parked))
+
+    def _let_go_until(self, step: int) -> None:
         over = [parked for parked in self._parked if parked.until <= step]
         self._parked = [parked for parked in self._parked if parked.until > step]
         for parked in over:

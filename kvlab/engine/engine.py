@@ -175,6 +175,8 @@ class Engine:
         self.scheduler.remove(group)
         self._retire(group)
         record = self._close(group, self.clock.now() if now_s is None else now_s)
+        if not self.has_work:
+            self.kv.parking.let_go_all()
         self._say_ended(self._num_launched)
         self._tell_ended()
         return record
@@ -253,6 +255,8 @@ class Engine:
             self._say_computed(before, Now(plan.step, end_s))
         for later in self._flights:
             later.take_off_again(self._sequences)
+        if not self.has_work:
+            self.kv.parking.let_go_all()
         self._say_ended(plan.step)
         committed = time.perf_counter()
         execute_s = outcome.execute_s if outcome.execute_s else executed - flight.submitted_s
