@@ -28,6 +28,8 @@ from kvlab.engine.request_checks import check_request
 from kvlab.engine.runners.base import Runner, RunnerConfig
 from kvlab.engine.scheduler import Scheduler
 from kvlab.engine.sequence import FINISHED, RUNNING, Sequence, SequenceGroup
+from kvlab.engine.stopping import ids_of_the_model
+from kvlab.model.config import token_id_tuple
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.types import (
     BlockEvent,
@@ -58,7 +60,8 @@ class Engine:
     Args:
         config: limits. policies: one a seam; the engine takes them over (a policy object serves one engine at a time).
         runner: carries out plans. clock: WallClock by default.
-        tokenizer: for stop strings and texts; None: ids only. eos_token_ids: ids that end a sequence.
+        tokenizer: for stop strings and texts; None: ids only. eos_token_ids: ids that end a sequence; those that the model can't say
+            (outside `vocab_size`, where that is given) are left out.
         listeners: hear steps, requests and block events. model_dtype: what the model computes in (for the storage of K and V).
         block_bytes: bytes of one block over all layers (for preemption modes that weigh a transfer; 0 where there is no cache).
 
@@ -77,7 +80,8 @@ class Engine:
         self.clock = clock or WallClock()
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
-        self.eos_token_ids = tuple(eos_token_ids)
+        ids = eos_token_ids if isinstance(eos_token_ids, (str, int, float)) else tuple(eos_token_ids)
+        self.eos_token_ids = ids_of_the_model(token_id_tuple(ids, "Engine"), vocab_size)
         self.listeners = tuple(listeners)
         self._block_listeners = tuple(x for x in self.listeners if x.wants_block_events)
         self.kv = KVCacheManager(config.num_blocks, config.num_cpu_blocks, config.block_size, policies.eviction,
@@ -125,9 +129,11 @@ class Engine:
 
         Raises:
             RequestTooLong: its prompt can't fit; the message holds the blocks needed, those there are and the longest that fits.
-            UserError: empty prompt, ids outside the vocabulary, more sequences than a step can hold, stop strings without tokenizer.
+            UserError: empty prompt, ids (of the prompt, to stop at) outside the vocabulary, nothing but end ids to choose from below
+                min_tokens, more sequences than a step can hold, stop strings without tokenizer.
         """
-        check_request(request, self.config, None if self.kv.regions is None else self.policies.layout, self.vocab_size, self.tokenizer)
+        check_request(request, self.config, None if self.kv.regions is None else self.policies.layout, self.vocab_size, self.tokenizer,
+                      self.eos_token_ids)  # fmt: skip
 
     def add_request(self, request: Request) -> None:
         """Queue a request.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvlab.cache.free_blocks import FreeBlocks
 from kvlab.engine.config import EngineConfig
+from kvlab.engine.stopping import end_token_ids
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.policies.base import LayoutPolicy, RegionNeed, SlotLayout
-from kvlab.types import Request, RequestTooLong, UserError
+from kvlab.types import Request, RequestTooLong, SamplingParams, UserError
 from kvlab.types.token_ids import token_ids
 
 
 def check_request(request: Request, config: EngineConfig, layout: LayoutPolicy | None, vocab_size: int | None,
-                  tokenizer: Tokenizer | None) -> None:  # fmt: skip
+                  tokenizer: Tokenizer | None, eos_token_ids: Sequence[int] = ()) -> None:  # fmt: skip
     """Raise a UserError, as `Engine.check_request` says. `layout`: one of regions, else None. vocab_size: None: ids are not checked."""
     name = f"Request {request.request_id!r}"
     num_prompt, num_seqs = len(request.prompt_token_ids), request.sampling.num_sequences
@@ -23,6 +26,7 @@ def check_request(request: Request, config: EngineConfig, layout: LayoutPolicy |
         low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
         if low < 0 or high >= vocab_size:
             raise UserError(f"{name} holds token id {low if low < 0 else high}; ids of this model are 0 to {vocab_size - 1}.")
+    _check_end_ids(name, request.sampling, vocab_size, eos_token_ids)
     limit = min(config.max_num_seqs, config.max_num_batched_tokens)
     if num_seqs > limit:
         raise UserError(f"{name} decodes {num_seqs} sequences at once; max_num_seqs = {config.max_num_seqs} and max_num_batched_tokens "
@@ -36,6 +40,18 @@ def check_request(request: Request, config: EngineConfig, layout: LayoutPolicy |
         _check_regions(name, request, config, layout)
     else:
         _check_room(name, num_prompt, config)
+
+
+def _check_end_ids(name: str, sampling: SamplingParams, vocab_size: int | None, eos_token_ids: Sequence[int]) -> None:
+    """An id that no token has would end nothing; below `min_tokens` some id must be left that does not end the sequence."""
+    wrong = [i for i in sampling.stop_token_ids if i < 0 or (vocab_size is not None and i >= vocab_size)]
+    if wrong:
+        ids = "from 0 on" if vocab_size is None else f"0 to {vocab_size - 1}"
+        raise UserError(f"{name} has {wrong[0]} in stop_token_ids; ids of this model are {ids}. Leave it out, or take the model's own.")
+    end_ids = end_token_ids(sampling, eos_token_ids) if sampling.min_tokens and vocab_size is not None else ()
+    if len(end_ids) == vocab_size:
+        raise UserError(f"{name} has min_tokens = {sampling.min_tokens}, and every id of the vocabulary ends it (stop_token_ids, EOS): "
+                        "there is no other token to choose. Leave some id out, or set min_tokens=0.")  # fmt: skip
 
 
 def _check_room(name: str, num_prompt: int, config: EngineConfig) -> None:

@@ -27,7 +27,7 @@ import torch
 from kvlab.engine.beam import num_beam_candidates
 from kvlab.engine.filters import NARROW_TOP_K, keep_min_p, keep_top_k, keep_top_p, penalise, take_top_k, top_k_stable
 from kvlab.engine.randomness import uniforms
-from kvlab.engine.stopping import end_token_ids
+from kvlab.engine.stopping import end_token_ids, ids_of_the_model
 from kvlab.kernels.transfer import on_device
 from kvlab.types import Candidate, SamplingParams, SeqStart, TokenLogprobs
 
@@ -149,8 +149,9 @@ def processed(logits_SV: torch.Tensor, states: Sequence[SamplingState], position
     penalised: list[int] = []
     for row, state in enumerate(states):
         if positions[row] - state.num_prompt_tokens < state.sampling.min_tokens:
-            masked_ids.extend(state.end_ids)
-            masked_rows.extend(repeat(row, len(state.end_ids)))
+            ids_of_row = ids_of_the_model(state.end_ids, logits_SV.shape[1])
+            masked_ids.extend(ids_of_row)
+            masked_rows.extend(repeat(row, len(ids_of_row)))
         if state.history is not None:
             penalised.append(row)
     if not masked_rows and not penalised:

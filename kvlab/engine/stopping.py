@@ -8,6 +8,12 @@ from kvlab.engine.detokenizer import Detokenizer
 from kvlab.types import SamplingParams
 
 
+def ids_of_the_model(token_ids: Iterable[int], vocab_size: int | None) -> tuple[int, ...]:
+    """Those that a model can say: from 0 on, and in its vocabulary (None: not known). A model's folder may name others as EOS (-1 for
+    none, an id of the tokenizer's that the embedding has no row for): they end nothing, real, simulated or recorded."""
+    return tuple(i for i in token_ids if i >= 0 and (vocab_size is None or i < vocab_size))
+
+
 def end_token_ids(sampling: SamplingParams, eos_token_ids: Iterable[int]) -> tuple[int, ...]:
     """Ids that end a sequence, ascending: EOS (unless `ignore_eos`) and `stop_token_ids`. Masked below `min_tokens` outputs."""
     eos: Iterable[int] = () if sampling.ignore_eos else eos_token_ids
