@@ -55,7 +55,7 @@ test-cluster: $(STAMP) ## sweeps on Ray, joblib and submitit, S3, MLflow, all on
 		-e '.[dev,joblib,ray,slurm,mlflow,s3]' 'moto[s3]' flask flask-cors
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
-# Hours with all of them; `make mutants ONLY=kvlab/cache` runs those whose name or file holds a text, JOBS at a time.
+# Some twenty minutes with all of them; `make mutants ONLY=kvlab/cache` runs those whose name or file holds a text, JOBS at a time.
 mutants: model ## do the tests notice? each mutant of tests/mutants/ in a copy of the tree, with its tests
 	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) --only '$(ONLY)' $(ARGS)
 
