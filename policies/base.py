@@ -12,6 +12,7 @@ Rules for every policy:
 from __future__ import annotations
 
 import heapq
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple, Protocol, TypeGuard
@@ -95,7 +96,12 @@ class SchedulingPolicy(EngineEvents, ABC):
     """Who goes first: the order of the waiting queue."""
 
     is_static: ClassVar[bool] = True
-    """True: a group's key never changes while it waits, so it is taken once; False: taken anew each step."""
+    """True: a group's key never changes while it waits, so it is taken once; False: taken anew each step, for all that wait. Where
+    thousands do, say how that can be done with less: `key_holds_until` or `key_is_elementwise`."""
+
+    key_is_elementwise: ClassVar[bool] = False
+    """True, of keys that change with time: `key` is arithmetic on numbers of its group (`+ - * /`, no `if`, no `max`), so it is asked once
+    for all that wait, with a group whose every attribute is a float64 array, and answers with a tuple of arrays."""
 
     preempted_first: ClassVar[bool] = True
     """True: a preempted group stands before all that wait, and nobody overtakes a swapped one. False: both are sorted by key with
@@ -105,10 +111,18 @@ class SchedulingPolicy(EngineEvents, ABC):
     def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
         """Sort key, smallest first. Ties go to the earlier submission."""
 
-    def order(self, waiting: Sequence[GroupView], prefixes: PrefixesView, now: Now) -> Sequence[GroupView]:
+    def key_holds_until(self, group: GroupView, now: Now) -> float:
+        """The first step in which the key of a group that waits may be another than `now` (`math.inf`: never), whatever happens to others.
+        Where a policy implements it only groups whose step has come are asked for their key again."""
+        return math.inf if self.is_static else now.step + 1
+
+    def order(self, waiting: Sequence[GroupView], prefixes: PrefixesView, now: Now) -> Iterable[GroupView]:
         """The queue in the order in which it is served: a permutation of `waiting`, which is in order of submission. Implement it
         where a key for each group alone is not enough; it is asked once a step, and `key` then orders nothing. (This default is not
-        asked: keys order the queue.)"""
+        asked: keys order the queue.)
+
+        A generator is asked for no more groups than the step looks at. Others enter meanwhile: it reads what may change (the cache, its
+        own counts) before it gives the first."""
         return waiting
 
     def displaces(self, head: GroupView, running: Sequence[GroupView], now: Now) -> GroupView | None:

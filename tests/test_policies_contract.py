@@ -143,6 +143,38 @@ class NotStatic(base.SchedulingPolicy):
         return (now.now_s - group.arrival_s,)
 
 
+class HoldsTooLong(base.SchedulingPolicy):
+    """Its keys change with every step, and it says that they hold for three."""
+
+    is_static = False
+
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (now.step % 2,)
+
+    def key_holds_until(self, group: GroupView, now: Now) -> float:
+        return now.step + 3
+
+
+class ChoosesByArrival(base.SchedulingPolicy):
+    """An `if` over arrays."""
+
+    is_static = False
+    key_is_elementwise = True
+
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (0.0,) if group.arrival_s < 1.0 else (now.now_s,)
+
+
+class OneForAll(base.SchedulingPolicy):
+    """Of arrays it takes the sum, of a group its number."""
+
+    is_static = False
+    key_is_elementwise = True
+
+    def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
+        return (sum([0.0, *getattr(group.group_id, "flat", [group.group_id])]),)
+
+
 class LeavesOneOut(base.SchedulingPolicy):
     def key(self, group: GroupView, now: Now) -> tuple[float, ...]:
         return (0.0,)
@@ -459,6 +491,7 @@ BROKEN: list[tuple[Callable[..., Any], str]] = [
     (UsesGlobalRandom, "seeded"), (UsesHash, "determinism"), (RemembersInTheClass, "determinism"), (WritesToGroup, "read-only"),
     (WritesToBlock, "read-only"), (PeeksAtOutput, "no oracle"), (NotANumber, "total order"), (NotANumberForABlock, "total order"),
     (KeepsItsCandidates, "reset"), (NoReset, "reset"), (NotStatic, "static key"),
+    (HoldsTooLong, "held key"), (ChoosesByArrival, "elementwise key"), (OneForAll, "elementwise key"),
     (UnknownQueue, "phases"), (Idles, "work conserving"), (ChunkOverBudget, "chunk range"), (NeverSplits, "progress"),
     (LeavesOneOut, "order"), (SendsAnyoneAway, "displacement"), (NeverSettles, "drains"), (ServesOneAlone, "running order"),
     (NoBudget, "token budget"), (AnswersYes, "admission answer"), (NegativeHeadroom, "headroom"), (InventsVictim, "victim"),

@@ -52,8 +52,16 @@ class PrefixCache:
         self.shareable = ShareableIndex() if policy.enabled and track_shareable and self.tree is None else None
         if self.tree is not None or self.shareable is not None:
             pool.on_forget = self._forget
+        self._on_change: Callable[[bytes, bytes | None], None] | None = None
+
+    def watch(self, on_change: Callable[[bytes, bytes | None], None]) -> None:
+        """Call `on_change` with the key and the parent's key of each block that can be found from now on, or no longer."""
+        self._on_change = on_change
+        self.pool.on_forget = self._forget
 
     def _forget(self, content: bytes) -> None:
+        if self._on_change is not None:
+            self._on_change(content, self.pool.by_content[content].parent)
         if self.tree is not None:
             self.tree.remove(self.pool.by_content[content].block_id)
         if self.shareable is not None:
@@ -157,7 +165,10 @@ class PrefixCache:
         block_id = table.block_ids[table.index(i)]
         if self.pool.blocks[block_id].content:
             return False
-        return self.pool.publish(block_id, seq.keys[i], seq.keys[i - 1] if i else None, i)
+        parent = seq.keys[i - 1] if i else None
+        if self._on_change is not None:
+            self._on_change(seq.keys[i], parent)
+        return self.pool.publish(block_id, seq.keys[i], parent, i)
 
     def _publish_in_tree(self, tree: RadixTree, seq: Seq, table: BlockTable, first: int, full: int) -> None:
         """Runs of new blocks go into the tree. Where a content is cached already, the sequence takes that and gives up its own."""
@@ -201,4 +212,6 @@ class PrefixCache:
         self._let_go((own,), seq)
         table.num_sent = -1
         if cached not in tree:
+            if self._on_change is not None:
+                self._on_change(seq.keys[i], seq.keys[i - 1] if i else None)
             tree.insert(root, parent_id, [cached], tokens)

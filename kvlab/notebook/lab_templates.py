@@ -121,8 +121,9 @@ RIVALS: dict[str, tuple[str, ...]] = {
 """Chosen at first; the menu has all of the seam."""
 
 SAID_BY = {
-    "victim": ("victim", "key"), "remembers": ("victim",), "total order": ("key",), "static key": ("key",), "order": ("order",),
-    "displacement": ("displaces",), "phases": ("phases",), "chunk range": ("chunk",), "progress": ("chunk",),
+    "victim": ("victim", "key"), "remembers": ("victim",), "total order": ("key",), "static key": ("key",),
+    "held key": ("key_holds_until", "key"), "elementwise key": ("key",), "order": ("order",), "displacement": ("displaces",),
+    "phases": ("phases",), "chunk range": ("chunk",), "progress": ("chunk",),
     "token budget": ("token_budget",), "admission answer": ("admits",), "headroom": ("headroom_blocks",), "mode": ("mode",),
     "block size": ("block_size",), "constructor": ("__init__",), "reset": ("reset",), "running order": ("running_order",),
 }  # fmt: skip

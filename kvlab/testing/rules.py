@@ -26,6 +26,8 @@ RULES: dict[str, str] = {
     "reset": "after reset() it decides as a new one",
     "total order": "keys are tuples of numbers without NaN",
     "static key": "with is_static the key of a waiting group does not change with time",
+    "held key": "the key of a waiting group does not change before the step that key_holds_until said",
+    "elementwise key": "with key_is_elementwise the keys of arrays are those of each group",
     "order": "order returns each waiting group once",
     "displacement": "with preempted_first False, one of the running groups, that stands behind the head by key, gives way, or nobody",
     "drains": "all requests end: nobody is sent away and brought back without end",

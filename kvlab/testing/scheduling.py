@@ -3,12 +3,14 @@ give way, come back and end, and the policy hears of it all in an engine's order
 
 from __future__ import annotations
 
+import math
 from random import Random
 
+from kvlab.engine.order_sources import Columns, keys_of_all
 from kvlab.policies.base import SchedulingPolicy
 from kvlab.testing.rules import Rules
 from kvlab.testing.views import Group, Prefixes, Queues, no_oracle, random_groups, set_view
-from kvlab.types import Now
+from kvlab.types import IllegalDecision, Now
 
 
 def drive_scheduling(policy: SchedulingPolicy, rng: Random, rules: Rules) -> list[object]:
@@ -49,7 +51,7 @@ class _Play:
         self.decisions: list[object] = []
         self._orders = type(policy).order is not SchedulingPolicy.order
         self._displaces = type(policy).displaces is not SchedulingPolicy.displaces
-        self._first_keys: dict[int, tuple[float, ...]] = {}
+        self._held_keys: dict[int, tuple[tuple[float, ...], float]] = {}  # of those that wait: key, and the step until which it holds
         rules.require(not (self._displaces and policy.preempted_first), "displacement", "it displaces, and preempted_first is True")
 
     def arrive(self, group: Group, now: Now) -> None:
@@ -77,7 +79,10 @@ class _Play:
     def _queue(self, now: Now) -> list[Group]:
         others = sorted((group for group in self.waiting if group not in self.front), key=lambda group: group.group_id)
         if not self._orders:
-            return self.front + sorted(others, key=lambda group: (self._key(group, now), group.group_id))
+            keys = {group.group_id: self._key(group, now) for group in others}
+            if self.policy.key_is_elementwise:
+                self._check_columns(others, list(keys.values()), now)
+            return self.front + sorted(others, key=lambda group: (keys[group.group_id], group.group_id))
         ordered = list(self.policy.order(tuple(others), self.prefixes, now))
         same = len(ordered) == len(others) and {id(group) for group in ordered} == {id(group) for group in others}
         self.rules.require(same, "order", f"{len(others)} groups wait, the order is {ordered!r}")
@@ -87,10 +92,23 @@ class _Play:
         key = self.policy.key(group, now)
         numbers = isinstance(key, tuple) and all(isinstance(part, (int, float)) and part == part for part in key)
         self.rules.require(numbers, "total order", f"key of group {group.group_id} is {key!r}")
-        if self.policy.is_static and group in self.waiting:
-            first = self._first_keys.setdefault(group.group_id, key)
-            self.rules.require(key == first, "static key", f"group {group.group_id} waits: {first} became {key}")
+        if group in self.waiting:
+            held, until = self._held_keys.get(group.group_id, (key, math.inf))
+            rule = "static key" if self.policy.is_static else "held key"
+            self.rules.require(key == held or now.step >= until, rule, f"group {group.group_id} waits: {held} became {key}")
+            step = math.inf if self.policy.is_static else self.policy.key_holds_until(group, now)
+            self._held_keys[group.group_id] = key, step
         return key
+
+    def _check_columns(self, groups: list[Group], keys: list[tuple[float, ...]], now: Now) -> None:
+        """All at once is what each is by itself."""
+        together: object
+        try:
+            parts = keys_of_all(self.policy, Columns(groups), now)  # type: ignore[arg-type]
+            together = [tuple(row) for row in zip(*(part.tolist() for part in parts), strict=True)]
+        except IllegalDecision as error:
+            together = str(error)
+        self.rules.require(together == keys or not groups, "elementwise key", f"{keys} one by one, as arrays {together}")
 
     # --------------------------------------------------------------- places
 
@@ -116,7 +134,7 @@ class _Play:
         self.waiting.remove(group)
         if group in self.front:
             self.front.remove(group)
-        self._first_keys.pop(group.group_id, None)
+        self._held_keys.pop(group.group_id, None)
         set_view(group, admitted_step=now.step)
         self.running.append(group)
         self.policy.entered(group, kind, now)

@@ -15,13 +15,15 @@ def deferred(waiting: Sequence[GroupView], num_cached: Sequence[int], prefixes: 
     It is when at most `check_tokens` of it are cached (`num_cached`) and one before it in `waiting`, not put off itself and as little
     cached, begins with the same `defer_tokens` tokens (in whole blocks). A negative `check_tokens` puts nobody off.
     """
-    num_blocks = max(1, -(-defer_tokens // prefixes.block_size))
+    last = max(1, -(-defer_tokens // prefixes.block_size)) - 1
+    keys_of = prefixes.keys
     seen: set[bytes] = set()
     puts_off: list[bool] = []
     for group, cached in zip(waiting, num_cached, strict=True):
-        keys = prefixes.keys(group) if cached <= check_tokens else ()
-        beginning = keys[num_blocks - 1] if len(keys) >= num_blocks else None  # a key stands for all tokens up to its block's end
+        if cached > check_tokens or len(keys := keys_of(group)) <= last:
+            puts_off.append(False)
+            continue
+        beginning = keys[last]  # a key stands for all tokens up to its block's end
         puts_off.append(beginning in seen)
-        if beginning is not None:
-            seen.add(beginning)
+        seen.add(beginning)
     return puts_off

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, compress
+from operator import attrgetter
 
 from kvlab.policies.base import PrefixesView, SchedulingPolicy, is_whole, require
 from kvlab.policies.scheduling._in_batch import deferred
@@ -45,37 +48,44 @@ class DfsWeight(SchedulingPolicy):
         """Arrival (s): what decides where prefixes don't (see `order`)."""
         return (group.arrival_s,)
 
-    def order(self, waiting: Sequence[GroupView], prefixes: PrefixesView, now: Now) -> Sequence[GroupView]:
+    def order(self, waiting: Sequence[GroupView], prefixes: PrefixesView, now: Now) -> Iterable[GroupView]:
         """Depth first, heaviest child first, a node's own requests after those of its children; those put off come last."""
-        waiting = sorted(waiting, key=lambda group: (group.arrival_s, group.group_id))
-        num_cached = [prefixes.num_cached_tokens(group) for group in waiting]
+        waiting = sorted(waiting, key=attrgetter("arrival_s"))  # equals stay in order of submission
+        num_cached = list(map(prefixes.num_cached_tokens, waiting))
         puts_off = deferred(waiting, num_cached, prefixes, self.check_tokens, self.defer_tokens)
-        root = _Node()
+        size, matches = prefixes.block_size, defaultdict[bytes, list[GroupView]](list)  # by the last cached key
+        num_blocks: dict[bytes, int] = {}
         for group, cached, later in zip(waiting, num_cached, puts_off, strict=True):
             if not later:
-                _insert(root, prefixes.keys(group)[: cached // prefixes.block_size], group)
-        return [*_depth_first(root), *(group for group, later in zip(waiting, puts_off, strict=True) if later)]
+                last = prefixes.keys(group)[cached // size - 1] if cached >= size else b""
+                matches[last].append(group)
+                num_blocks[last] = cached // size
+        root = _Node()
+        for last, groups in matches.items():
+            _insert(root, prefixes.keys(groups[0])[: num_blocks[last]], groups)
+        return chain(_depth_first(root), compress(waiting, puts_off))
 
 
-def _insert(root: _Node, path: Sequence[bytes], group: GroupView) -> None:
+def _insert(root: _Node, path: Sequence[bytes], groups: list[GroupView]) -> None:
     node = root
-    node.weight += 1
+    node.weight += len(groups)
     for key in path:
-        node = node.children.setdefault(key, _Node())
-        node.weight += 1
-    node.groups.append(group)
+        child = node.children.get(key)
+        if child is None:
+            child = node.children[key] = _Node()
+        node = child
+        node.weight += len(groups)
+    node.groups = groups
 
 
-def _depth_first(root: _Node) -> list[GroupView]:
+def _depth_first(root: _Node) -> Iterator[GroupView]:
     """Paths may be thousands of blocks long: a stack of our own."""
-    ordered: list[GroupView] = []
     stack: list[tuple[_Node, bool]] = [(root, False)]
     while stack:
         node, is_done = stack.pop()
         if is_done:
-            ordered += node.groups
+            yield from node.groups
             continue
         stack.append((node, True))
         heaviest_first = sorted(node.children.values(), key=lambda child: -child.weight)
         stack += [(child, False) for child in reversed(heaviest_first)]
-    return ordered

@@ -17,6 +17,7 @@ class Hrrn(SchedulingPolicy):
     """
 
     is_static = False
+    key_is_elementwise = True
 
     def __init__(self, prompt_tokens_per_s: float = 8000.0, output_tokens_per_s: float = 50.0, output_tokens: int | None = None) -> None:
         for name, value in (("prompt_tokens_per_s", prompt_tokens_per_s), ("output_tokens_per_s", output_tokens_per_s)):

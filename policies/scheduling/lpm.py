@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from kvlab.policies.base import PrefixesView, SchedulingPolicy, is_whole, require
 from kvlab.policies.scheduling._in_batch import deferred
@@ -37,7 +38,7 @@ class Lpm(SchedulingPolicy):
 
     def order(self, waiting: Sequence[GroupView], prefixes: PrefixesView, now: Now) -> Sequence[GroupView]:
         """By cached tokens, most first; those put off come last."""
-        waiting = sorted(waiting, key=lambda group: (group.arrival_s, group.group_id))
+        waiting = sorted(waiting, key=attrgetter("arrival_s"))  # equals stay in order of submission
         if len(waiting) > self.max_waiting:
             return waiting
         num_cached = [prefixes.num_cached_tokens(group) for group in waiting]

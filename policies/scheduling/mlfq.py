@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from kvlab.policies.base import SchedulingPolicy, is_whole, require
@@ -69,6 +70,13 @@ class Mlfq(SchedulingPolicy):
         job = self._job(group, now)
         promoted_at = self._promoted_at(job, now)
         return (job.level, *job.joined) if promoted_at is None else (0, promoted_at, job.joined[1])
+
+    def key_holds_until(self, group: GroupView, now: Now) -> float:
+        """Until it starves; in the first level, or promoted, for good."""
+        job = self._job(group, now)
+        if job.level == 0 or self._promoted_at(job, now) is not None:
+            return math.inf
+        return now.step + 1 if job.waits_since is None else job.waits_since + self.starvation_steps
 
     def displaces(self, head: GroupView, running: Sequence[GroupView], now: Now) -> GroupView | None:
         """One of the lowest level, if that is below the head's."""

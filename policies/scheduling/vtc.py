@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvlab.policies.base import PrefixesView, SchedulingPolicy, is_number, require
 from kvlab.types import GroupView, Now, QueuesView
@@ -47,24 +47,24 @@ class Vtc(SchedulingPolicy):
         """Its tenant's counter (the order of a queue needs more: see `order`)."""
         return (self.counters.get(group.tenant, 0.0), group.arrival_s)
 
-    def order(self, waiting: Sequence[GroupView], prefixes: PrefixesView, now: Now) -> Sequence[GroupView]:
+    def order(self, waiting: Sequence[GroupView], prefixes: PrefixesView, now: Now) -> Iterable[GroupView]:
         """As the counters would choose if all entered one after the other, each charged for its prompt as it does."""
-        by_tenant: dict[str, deque[GroupView]] = {}
+        by_tenant: defaultdict[str, list[GroupView]] = defaultdict(list)
         for group in waiting:
-            by_tenant.setdefault(group.tenant, deque()).append(group)
-        heap = [(self.counters.get(tenant, 0.0), groups[0].group_id, tenant) for tenant, groups in by_tenant.items()]
+            by_tenant[group.tenant].append(group)
+        heap = [(self.counters.get(tenant, 0.0), groups[0].group_id, tenant, 0) for tenant, groups in by_tenant.items()]
         heapq.heapify(heap)
-        ordered: list[GroupView] = []
         while heap:
-            counter, _, tenant = heap[0]
+            counter, _, tenant, num_gone = heap[0]
             groups = by_tenant[tenant]
-            ordered.append(groups.popleft())
-            if groups:
-                counter += self._service(tenant, ordered[-1].num_prompt_tokens, 0)
-                heapq.heapreplace(heap, (counter, groups[0].group_id, tenant))
+            group = groups[num_gone]
+            num_gone += 1
+            if num_gone < len(groups):
+                counter += self._service(tenant, group.num_prompt_tokens, 0)
+                heapq.heapreplace(heap, (counter, groups[num_gone].group_id, tenant, num_gone))
             else:
                 heapq.heappop(heap)
-        return ordered
+            yield group
 
     def arrived(self, group: GroupView, queues: QueuesView, now: Now) -> None:
         """A tenant with nothing waiting is lifted to the least counter of those that wait, or to that of the last to leave."""
