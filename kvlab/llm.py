@@ -24,7 +24,7 @@ from kvlab.model.tokenizer import Tokenizer, dated
 from kvlab.policies.admission.watermark import Watermark
 from kvlab.policies.block_sizing.fixed import Fixed
 from kvlab.progress import Progress
-from kvlab.prompts import as_prompts
+from kvlab.prompts import as_prompts, one_each
 from kvlab.types import Listener, Request, RequestRecord, SamplingParams, UserError, unknown_name
 from kvlab.types.chat import CHAT_DATE, Message, as_messages
 
@@ -104,6 +104,8 @@ class LLM:
         prompts: Prompts,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        cache: bool | Sequence[bool] = True,
+        cache_until: int | Sequence[int | None] | None = None,
         on_chunk: Callable[[Chunk], None] | None = None,
         progress: bool = False,
     ) -> list[GenerationOutput]:
@@ -111,25 +113,30 @@ class LLM:
 
         Args:
             prompts: a text, a prompt's token ids (a list, 1-d array or tensor of whole numbers), or several of either.
-            sampling: for all prompts, or one each; default: greedy, 16 tokens. on_chunk: called with tokens as they come.
+            sampling: for all prompts, or one each; default: greedy, 16 tokens.
+            cache, cache_until: False keeps a prompt and its answer out of the prefix cache, a position (in tokens) what comes from there
+                on; for all prompts, or one each (see `kvlab.types.Request`). on_chunk: called with tokens as they come.
             progress: show a bar.
 
         Raises:
             UserError: an empty prompt, one that can never fit, text without a tokenizer, another number of sampling parameters
                 than of prompts. Nothing was started then.
         """
-        return self._finish(self._start(self._requests(prompts, sampling)), on_chunk, progress)
+        return self._finish(self._start(self._requests(prompts, sampling, cache, cache_until)), on_chunk, progress)
 
-    def stream(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None = None) -> Iterator[Chunk]:
+    def stream(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None = None, *,
+               cache: bool | Sequence[bool] = True, cache_until: int | Sequence[int | None] | None = None) -> Iterator[Chunk]:  # fmt: skip
         """Complete prompts and yield tokens as they come. Prompts are checked at once and start with the first chunk that is asked for;
         leaving the loop early aborts what still runs. Several streams may go on side by side, in one batch."""
-        return self._stream(self._requests(prompts, sampling))
+        return self._stream(self._requests(prompts, sampling, cache, cache_until))
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        cache: bool | Sequence[bool] = True,
+        cache_until: int | Sequence[int | None] | None = None,
         on_chunk: Callable[[Chunk], None] | None = None,
         progress: bool = False,
     ) -> list[GenerationOutput]:
@@ -145,11 +152,12 @@ class LLM:
         checked = [as_messages(one, f"Conversation {i}" if len(conversations) > 1 else "") for i, one in enumerate(conversations)]
         tokenizer = self._need_tokenizer("a conversation")
         ids = [tokenizer.apply_chat(conversation) for conversation in checked]  # type: ignore[arg-type]
-        return self.generate(ids, sampling, on_chunk=on_chunk, progress=progress)
+        return self.generate(ids, sampling, cache=cache, cache_until=cache_until, on_chunk=on_chunk, progress=progress)
 
     # --------------------------------------------------------------------- requests
 
-    def _requests(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None) -> list[Request]:
+    def _requests(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None, cache: Any,
+                  cache_until: Any) -> list[Request]:  # fmt: skip
         texts = as_prompts(prompts)
         if sampling is None or isinstance(sampling, SamplingParams):
             each = [sampling or SamplingParams()] * len(texts)
@@ -164,10 +172,11 @@ class LLM:
                 raise UserError(f"sampling holds {params!r}: a kvlab.SamplingParams is needed, or one for each prompt.")
         now_s = self.engine.clock.now()
         requests = []
-        for prompt, params in zip(texts, each, strict=True):
+        caching = zip(one_each("cache", cache, len(texts)), one_each("cache_until", cache_until, len(texts)), strict=True)
+        for prompt, params, (caches, until) in zip(texts, each, caching, strict=True):
             text = prompt if isinstance(prompt, str) else None
             ids = self._need_tokenizer("a text").encode(prompt) if isinstance(prompt, str) else prompt
-            requests.append(Request(f"llm-{next(self._ids)}", ids, params, text, now_s))
+            requests.append(Request(f"llm-{next(self._ids)}", ids, params, text, now_s, cache=caches, cache_until=until))
         for request in requests:
             self.engine.check_request(request)
         return requests

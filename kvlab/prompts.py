@@ -31,6 +31,16 @@ def as_prompts(prompts: Any) -> list[str | list[int]]:
     return [_one(number, item, part) for number, (item, part) in enumerate(zip(items, parts, strict=True))]
 
 
+def one_each(name: str, value: Any, num_prompts: int) -> list[Any]:
+    """A setting that is given for all prompts, or as a sequence or array of one for each. UserError: another number of them."""
+    items = None if isinstance(value, str) else _items(value)
+    if items is None:
+        return [value] * num_prompts
+    if len(items) != num_prompts:
+        raise UserError(f"{len(items)} values of {name} for {num_prompts} prompts: give one for all, or one for each.")
+    return items
+
+
 def _items(value: Any) -> list[Any] | None:
     """What a sequence, array or iterable holds; None: it is none of them."""
     if isinstance(value, (bytes, bytearray, memoryview, Mapping, Set)):

@@ -134,7 +134,8 @@ def serve(engine: Engine, requests: Iterable[Request], check: bool = True) -> in
 def copy_of(original: Request) -> Request:
     """A request of its own, so that two engines can be given the same."""
     return Request(original.request_id, list(original.prompt_token_ids), original.sampling, original.prompt, original.arrival_s,
-                   original.priority, original.tenant, original.cache_salt, original.oracle_output_len)  # fmt: skip
+                   original.priority, original.tenant, original.cache_salt, original.oracle_output_len,
+                   cache=original.cache, cache_until=original.cache_until)  # fmt: skip
 
 
 def reference_outputs(requests: Iterable[Request], *, window: Any = None, eos: Sequence[int] = (), vocab_size: int = VOCAB,

@@ -234,6 +234,44 @@ def test_a_later_call_finds_earlier_prefixes(llm: LLM) -> None:
     assert llm.generate([*prompt, 50, 51], FIVE)[0].record.num_cached_tokens == 32
 
 
+def test_prompts_kept_out_of_the_cache_as_a_whole_or_from_a_position_on() -> None:
+    """Blocks of 16; 40 tokens and 5 of output: 44 computed, two full blocks. Of the same prompt 32 tokens are found, if they are there."""
+    llm = LLM("tiny", device="cpu", kv_cache_tokens=2048)
+
+    def cached(**params: Any) -> list[int]:
+        outputs = llm.generate([list(range(first, first + 40)) for first in (0, 100, 200)], FIVE, **params)
+        return [output.record.num_cached_tokens for output in outputs]
+
+    assert cached(cache=False) == [0, 0, 0]
+    assert cached(cache_until=31) == [0, 0, 0]
+    assert cached(cache_until=np.array([15, 31, 0])) == [16, 16, 16]
+    assert cached(cache=[False, True, False]) == [16, 16, 16]
+    assert cached(cache_until=[None, 10, None]) == [16, 32, 16]
+    assert cached(cache=False) == [32, 32, 32]  # what others have cached is found all the same
+    assert llm.engine.kv.pool.num_evictable == 6
+    list(llm.stream(list(range(250, 290)), FIVE, cache=False))
+    assert llm.generate(list(range(250, 290)), FIVE, cache_until=16)[0].record.num_cached_tokens == 0
+    assert llm.generate(list(range(250, 290)), FIVE, cache=False)[0].record.num_cached_tokens == 16
+    talk = [{"role": "user", "content": "Tell me a long story, and then another one."}]
+    for params, found in (({"cache": False}, 0), ({"cache_until": 16}, 0), ({}, 16), ({}, 48)):
+        assert llm.chat(talk, FIVE, **params)[0].record.num_cached_tokens == found  # type: ignore[arg-type]
+
+
+def test_wrong_ways_to_keep_a_prompt_out_start_nothing(llm: LLM) -> None:
+    for params, say in (
+        ({"cache": "no"}, "cache = 'no' is not allowed: true or false"),
+        ({"cache": [True, 0]}, "cache = 0 is not allowed: true or false"),
+        ({"cache_until": -1}, "cache_until = -1 is not allowed: a position in tokens"),
+        ({"cache_until": [1, 2.0]}, r"cache_until = 2\.0 is not allowed: a position in tokens"),
+        ({"cache_until": True}, "cache_until = True is not allowed: a position in tokens"),
+        ({"cache_until": [1, 2, 3]}, "3 values of cache_until for 2 prompts: give one for all, or one for each"),
+        ({"cache": False, "cache_until": 3}, "two answers to one question"),
+    ):
+        with pytest.raises(UserError, match=say):
+            llm.generate([[1, 2], [3]], FIVE, **params)  # type: ignore[arg-type]
+        assert is_idle(llm)
+
+
 def test_wrong_prompts_start_nothing(llm: LLM) -> None:
     for prompts, error, say in (
         ([], UserError, "no prompt"),

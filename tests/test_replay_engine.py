@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
+from random import Random
 from typing import Any
 
 import pytest
@@ -124,6 +126,56 @@ def test_a_prompt_that_is_cached_as_a_whole_leaves_one_token_to_compute(prompt_l
     prompt = list(range(prompt_len))
     served = [Served(request(name, prompt), [7]) for name in ("first", "again")]
     assert replay(served, "lru", 10, "engine").prefix_hits_per_request.tolist() == [0, hits]
+
+
+def kept_out(seed: int) -> list[Served]:
+    """Requests of a few families with answers of their own, some kept out of the cache as a whole or from a position on."""
+    draw = Random(seed)
+    served = []
+    for i in range(60):
+        first = 50 * draw.randrange(3)
+        prompt = [*range(first, first + draw.randint(5, 40)), *[900 + draw.randrange(3)] * draw.randint(1, 9)]
+        one = request(f"r{i}", prompt, draw.randint(1, 20))
+        one.cache = draw.random() < 0.7
+        one.cache_until = draw.choice([None, None, draw.randrange(60)]) if one.cache else None
+        served.append(Served(one, fake_output(one)))
+    return served
+
+
+@pytest.mark.parametrize("policy", policy_names("eviction"))
+def test_equal_to_the_engine_where_requests_are_kept_out_of_the_cache(policy: str) -> None:
+    """Under every eviction policy: request by request, eviction by eviction."""
+    served, options = kept_out(3), EngineOptions(block_size=4, max_num_batched_tokens=16)
+    result = replay(served, policy, 26, "engine", options=options)
+    cached_tokens, evicted, _ = run_engine(served, policy, 26, options)
+    assert [hits * 4 for hits in result.prefix_hits_per_request.tolist()] == cached_tokens
+    assert result.evicted == evicted
+    free = [Served(request(s.request.request_id, s.request.prompt_token_ids, len(s.output_token_ids)), s.output_token_ids) for s in served]
+    assert replay(free, policy, 26, "engine", options=options).prefix_hits != result.prefix_hits
+    assert result.prefix_hits > 0
+    assert len(evicted) > 20
+
+
+def test_kept_out_by_hand_and_belady_knows_it() -> None:
+    """B=2, 4 blocks. a = 1 2 | 3 4 | 5, twice kept out, then until position 2, then not, then again: 0, 0, 0, 1, 2 blocks are found."""
+    def served(*fields: dict[str, Any]) -> list[Served]:
+        return [Served(replace(request(f"r{i}", [1, 2, 3, 4, 5]), **more), [9]) for i, more in enumerate(fields)]
+
+    each = served({"cache": False}, {"cache": False}, {"cache_until": 3}, {}, {"cache": False})
+    for policy in ("lru", "belady"):
+        assert replay(each, policy, 4, "engine", options=EngineOptions(block_size=2)).prefix_hits_per_request.tolist() == [0, 0, 0, 1, 2]
+    with pytest.raises(UserError, match=r"Request 'r0': cache_until = -2 is not allowed: a position in tokens"):
+        replay(served({"cache_until": -2}), "lru", 4, "engine")
+
+
+def test_belady_knows_what_is_neither_looked_for_nor_published() -> None:
+    """B=1, 3 blocks. x leaves 1 and 1 2, y leaves 5, and w takes the room of one. z computes 1 and 1 2 again, but is kept out and too short
+    to look for them: nobody needs these two any more, while v looks for 5."""
+    x, y, w, z, v = (Served(request(name, prompt, len(output)), output) for name, prompt, output in (
+        ("x", [1], [2, 3]), ("y", [5], [3]), ("w", [9], [3]), ("z", [1], [2, 3]), ("v", [5, 8], [3])))  # fmt: skip
+    z.request.cache = False
+    result = replay([x, y, w, z, v], "belady", 3, "engine", options=EngineOptions(block_size=1))
+    assert result.prefix_hits_per_request.tolist() == [0, 0, 0, 0, 1]
 
 
 def test_a_prompt_that_can_never_fit_is_passed_over_and_one_that_outgrows_the_pool_ends() -> None:

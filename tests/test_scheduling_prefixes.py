@@ -32,7 +32,7 @@ class Cache:
 
 def ordered(policy: Any, cache: Any, *words: str) -> list[str]:
     """The queue of requests with these words, in order of arrival."""
-    waiting = [SimpleNamespace(group_id=i, request_id=word, arrival_s=float(i)) for i, word in enumerate(words)]
+    waiting = [SimpleNamespace(group_id=i, request_id=word, arrival_s=float(i), num_cacheable_tokens=10**9) for i, word in enumerate(words)]
     return [group.request_id for group in policy.order(waiting, cache, NOW)]
 
 

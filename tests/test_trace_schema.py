@@ -26,8 +26,8 @@ REQUEST_COLUMNS = [
     "request_id", "arrival_s", "first_scheduled_s", "finish_s", "num_prompt_tokens", "num_output_tokens",
     "num_cached_tokens", "num_computed_tokens", "num_wasted_tokens", "num_shareable_tokens_lost", "num_preemptions",
     "num_swaps", "finish_reason", "token_times_s", "span_states", "span_starts_s", "span_ends_s", "output_token_ids",
-    "output_finish_reasons", "output_texts", "tenant", "session_id", "turn", "priority", "detail", "queue_time_s", "ttft_s",
-    "tpot_s", "itl_mean_s", "itl_p99_s", "itl_max_s", "e2el_s",
+    "output_finish_reasons", "output_texts", "tenant", "session_id", "turn", "priority", "detail", "cache_until",
+    "queue_time_s", "ttft_s", "tpot_s", "itl_mean_s", "itl_p99_s", "itl_max_s", "e2el_s",
 ]  # fmt: skip
 
 

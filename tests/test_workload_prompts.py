@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from workload_helpers import all_due, context
 
-from kvlab.types import UserError
-from kvlab.workload import PromptWorkload, WorkloadContext
+from kvlab.types import Request, SamplingParams, UserError
+from kvlab.workload import FixedWorkload, PromptWorkload, WorkloadContext
 from kvlab.workload.prompts import CHAT_PROMPTS
+from kvlab.workload.shapes import first_shapes
 
 
 class Words:
@@ -91,6 +92,25 @@ def test_limit_and_repeat(tmp_path: Path) -> None:
     assert [r.prompt_token_ids for r in requests] == [[1], [2], [1], [2]]
 
 
+def test_a_line_may_keep_its_prompt_out_of_the_cache(tmp_path: Path) -> None:
+    fields: list[dict[str, Any]] = [{}, {"cache": False}, {"cache_until": 7}, {"cache": True}]
+    path = jsonl(tmp_path, *({"prompt": "a", **more} for more in fields))
+    requests = all_due(PromptWorkload(path, repeat=2), words_context())
+    assert [(r.cache, r.cache_until) for r in requests] == [(True, None), (False, None), (True, 7), (True, None)] * 2
+    assert [min(r.num_cacheable_tokens, 99) for r in requests[:4]] == [99, 0, 7, 99]
+
+
+def test_what_later_prompts_share_with_one_that_is_kept_out() -> None:
+    """Of what a workload's first requests look like (for a block size that is chosen by them)."""
+    def of(*fields: dict[str, Any]) -> list[int]:
+        requests = [Request(f"r{i}", list(range(20)), SamplingParams(), **more) for i, more in enumerate(fields)]
+        return [shape.num_shared_tokens for shape in first_shapes(FixedWorkload(requests), words_context())]
+
+    assert of({}, {}, {}) == [0, 19, 19]
+    assert of({"cache": False}, {}, {"cache": False}) == [0, 0, 19]
+    assert of({"cache_until": 7}, {"cache_until": 3}, {}) == [0, 7, 7]
+
+
 def test_repeated_arrival_times_follow_one_another(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"prompt": "a", "arrival_s": 0.5, "abort_at_s": 1.0}, {"prompt": "b", "arrival_s": 2.0})
     requests = all_due(PromptWorkload(path, repeat=2), words_context())
@@ -133,6 +153,14 @@ def test_without_a_tokenizer_text_is_its_bytes_and_the_notes_say_so(tmp_path: Pa
         ({"prompt": "a", "arrival_s": -1}, r"line 3: arrival_s = -1 is not allowed: seconds >= 0"),
         ({"prompt": "a", "arrival_s": 1}, r"line 1: no arrival_s, though other lines have one"),
         ({"prompt": "a", "tenant": 7}, r"line 3: tenant = 7"),
+        ({"prompt": "a", "cache": 0}, r"line 3: cache = 0 is not allowed: true or false\."),
+        ({"prompt": "a", "cache": "false"}, r"line 3: cache = 'false' is not allowed: true or false\."),
+        ({"prompt": "a", "cache": None}, r"line 3: cache = None is not allowed: true or false\."),
+        ({"prompt": "a", "cache_until": -1}, r"line 3: cache_until = -1 is not allowed: a position in tokens, 0 \(nothing may be cached\)"),
+        ({"prompt": "a", "cache_until": True}, r"line 3: cache_until = True is not allowed: a position in tokens"),
+        ({"prompt": "a", "cache_until": 4.0}, r"line 3: cache_until = 4\.0 is not allowed: a position in tokens"),
+        ({"prompt": "a", "cache_until": "4"}, r"line 3: cache_until = '4' is not allowed: a position in tokens"),
+        ({"prompt": "a", "cache": False, "cache_until": 4}, r"line 3: cache = false and cache_until = 4 are two answers"),
         ({"prompt": "a", "oracle_output_len": 0}, r"line 3: oracle_output_len = 0 is not allowed: tokens, at least 1"),
         ({"prompt_token_ids": []}, r"line 3: prompt_token_ids must be a list of at least one"),
         ({"prompt_token_ids": [1, -2]}, r"line 3: prompt_token_ids must be"),

@@ -142,13 +142,15 @@ class PrefixCache:
     # ------------------------------------------------------------- publication
 
     def publish(self, seq: Seq, table: BlockTable) -> None:
-        """Offer every block of `seq` that is full of computed tokens (and of its prompt's, where generated ones are not cached)."""
+        """Offer every block of `seq` that is full of computed tokens that may be cached: those its request keeps out may not, nor
+        generated ones where the policy says so."""
         full = seq.num_computed // self.block_size
         if not self.policy.enabled or full <= table.num_full:
             return
         first, table.num_full = table.num_full, full
         if not self.policy.cache_generated:
             full = min(full, seq.group.num_prompt_tokens // self.block_size)
+        full = min(full, seq.group.num_cacheable_tokens // self.block_size)
         self.extend_keys(seq, full)
         held = table.held(first, full)
         if self.tree is not None:

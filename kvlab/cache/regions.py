@@ -127,8 +127,8 @@ class Regions:
             free.give(block_id)
         return True
 
-    def take(self, group: Group, found: Placement, hits: Sequence[int], seqs: Sequence[Seq]) -> list[list[int]]:
-        """Carry a placement out. The regions of `seqs`; those left over are set aside for forks."""
+    def take(self, group: Group, found: Placement, hits: Sequence[int], seqs: Sequence[Seq], num_found: int = 0) -> list[list[int]]:
+        """Carry a placement out. The regions of `seqs`; those left over are set aside for forks. `num_found`: tokens in `hits`."""
         pool = self._kv.pool
         pool.reuse(hits)
         pool.drop(found.dropped)
@@ -139,7 +139,7 @@ class Regions:
         if self.slots is not None:
             for slot in found.slots:
                 slot.empty()
-            self.slots.occupy(found.slots, seqs, group.group_id)
+            self.slots.occupy(found.slots, seqs, group.group_id, num_found)
         if found.regions[len(seqs) :]:
             self.spare[group.group_id] = found.regions[len(seqs) :]
         return found.regions[: len(seqs)]
@@ -151,7 +151,7 @@ class Regions:
         if found is None:
             return False
         self._kv.cause = group.request_id
-        (region,) = self.take(group, found, hits, (seq,))
+        (region,) = self.take(group, found, hits, (seq,), max(0, num_cached))
         seq.table = BlockTable(hits + region, self._kv.block_size)
         seq.num_computed = max(0, num_cached)
         return True
@@ -269,7 +269,7 @@ class Regions:
         kv, table = self._kv, seq.table
         assert table is not None
         is_there = keeps and table.num_sent >= 0 and not any(copy[0] == seq.seq_id for copy in kv.pending_copies)
-        num_kept = kv.num_blocks_for(seq.num_computed) if is_there and self.slots is not None else 0
+        num_kept = kv.num_blocks_for(self.slots.num_kept(seq)) if is_there and self.slots is not None else 0
         kv.pending_copies = [copy for copy in kv.pending_copies if copy[0] != seq.seq_id]
         kv.pool.release(reversed(table.block_ids[num_kept:]))
         if self.slots is not None:

@@ -10,9 +10,10 @@ from kvlab.types import IllegalDecision
 
 
 class Slot:
-    """`token_ids` and `block_ids`: what is kept while nobody uses it, computed after `root` (which stands for the salt)."""
+    """`token_ids` and `block_ids`: what is kept while nobody uses it, computed after `root` (which stands for the salt). `num_found`:
+    tokens that whoever uses it now has found there."""
 
-    __slots__ = ("block_ids", "released", "root", "slot_id", "token_ids")
+    __slots__ = ("block_ids", "num_found", "released", "root", "slot_id", "token_ids")
 
     def __init__(self, slot_id: int) -> None:
         self.slot_id = slot_id
@@ -20,6 +21,7 @@ class Slot:
         self.block_ids: list[int] = []
         self.root = ""
         self.released = -1
+        self.num_found = 0
 
     def num_shared(self, token_ids: list[int], root: str) -> int:
         """Tokens that both begin with."""
@@ -82,9 +84,10 @@ class Slots:
                 return slot
         raise IllegalDecision("layout", self.layout, f"slot {slot_id!r}", f"one of {[slot.slot_id for slot in idle]}")
 
-    def occupy(self, slots: Sequence[Slot], seqs: Sequence[Seq], group_id: int) -> None:
-        """The sequences use the first slots; those left over are for forks of the group."""
-        for slot in slots:
+    def occupy(self, slots: Sequence[Slot], seqs: Sequence[Seq], group_id: int, num_found: int) -> None:
+        """The sequences use the first slots; those left over are for forks of the group. `num_found`: tokens found in the first."""
+        for rank, slot in enumerate(slots):
+            slot.num_found = 0 if rank else num_found
             del self._idle[slot.slot_id]
         self._of_seq.update({seq.seq_id: slot for seq, slot in zip(seqs, slots, strict=False)})
         if slots[len(seqs) :]:
@@ -100,12 +103,19 @@ class Slots:
 
     def set_aside(self, seq: Seq) -> None:
         """A sequence has ended, and a fork of its group will use its slot."""
-        self._spare.setdefault(seq.group.group_id, []).append(self._of_seq.pop(seq.seq_id))
+        slot = self._of_seq.pop(seq.seq_id)
+        slot.num_found = 0
+        self._spare.setdefault(seq.group.group_id, []).append(slot)
+
+    def num_kept(self, seq: Seq) -> int:
+        """Tokens that a sequence's slot keeps when it leaves: those computed that may be cached, and what others had left there."""
+        return min(seq.num_computed, max(seq.group.num_cacheable_tokens, self._of_seq[seq.seq_id].num_found))
 
     def release(self, seq: Seq, block_ids: list[int]) -> None:
-        """A sequence leaves its slot, which keeps these blocks."""
+        """A sequence leaves its slot, which keeps these blocks of its first tokens."""
+        num_kept = self.num_kept(seq) if block_ids else 0
         slot = self._of_seq.pop(seq.seq_id)
-        slot.token_ids, slot.block_ids = seq.tokens[: seq.num_computed] if block_ids else [], block_ids
+        slot.token_ids, slot.block_ids = seq.tokens[:num_kept], block_ids
         slot.root = seq.group.request.cache_salt
         self._free(slot)
 

@@ -67,6 +67,7 @@ class Group(Protocol):
     request_id: str
     request: Request
     num_prompt_tokens: int
+    num_cacheable_tokens: int
     max_tokens: int
     oracle_output_len: int | None
 

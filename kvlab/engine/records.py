@@ -106,7 +106,7 @@ def make_record(group: SequenceGroup, end_s: float, tokenizer: Tokenizer | None)
         group.num_cached_tokens, group.num_computed_total, group.num_recomputed, group.num_shareable_lost,
         group.num_preemptions, group.num_swaps, reason, tuple(first.token_times), tuple(group.spans),
         tuple((s.output_token_ids, s.finish_reason) for s in seqs), group.tenant, request.session_id, request.turn, group.priority,
-        group.detail, tuple(_text(s, tokenizer) for s in seqs),
+        group.detail, tuple(_text(s, tokenizer) for s in seqs), _cache_until(request),
     )  # fmt: skip
 
 
@@ -121,4 +121,9 @@ def _text(seq: Sequence, tokenizer: Tokenizer | None) -> str:
 def refused_record(request: Request, detail: str, now_s: float) -> RequestRecord:
     """A request that never entered."""
     return RequestRecord(request.request_id, request.arrival_s, None, now_s, len(request.prompt_token_ids), 0, 0, 0, 0, 0, 0, 0, "refused",
-                         (), (), (), request.tenant, request.session_id, request.turn, request.priority, detail)  # fmt: skip
+                         (), (), (), request.tenant, request.session_id, request.turn, request.priority, detail,
+                         cache_until=_cache_until(request))  # fmt: skip
+
+
+def _cache_until(request: Request) -> int | None:
+    return None if request.cache and request.cache_until is None else request.num_cacheable_tokens

@@ -9,7 +9,7 @@ from kvlab.engine.config import EngineConfig
 from kvlab.engine.stopping import end_token_ids
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.policies.base import LayoutPolicy, RegionNeed, SlotLayout
-from kvlab.types import Request, RequestTooLong, SamplingParams, UserError
+from kvlab.types import Request, RequestTooLong, SamplingParams, UserError, wrong_caching
 from kvlab.types.token_ids import token_ids
 
 
@@ -22,6 +22,8 @@ def check_request(request: Request, config: EngineConfig, layout: LayoutPolicy |
         raise UserError(f"{name} has an empty prompt: at least one token is needed.")
     if token_ids(request.prompt_token_ids) is None:
         raise UserError(f"{name} has prompt_token_ids = {request.prompt_token_ids!r:.60}: a sequence of whole numbers is needed.")
+    if words := wrong_caching(request.cache, request.cache_until):
+        raise UserError(f"{name}: {words}.")
     if vocab_size is not None:
         low, high = min(request.prompt_token_ids), max(request.prompt_token_ids)
         if low < 0 or high >= vocab_size:

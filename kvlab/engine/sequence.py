@@ -90,6 +90,7 @@ class SequenceGroup:
         self.max_tokens = max_output
         self.end_ids = frozenset(end_token_ids(request.sampling, eos_token_ids))
         self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_cacheable_tokens = request.num_cacheable_tokens
         self._seqs: list[Sequence] = []
         self.lanes: Lanes | None = None
         """Where its sequence is kept in columns (see `kvlab.engine.steady`)."""
@@ -121,6 +122,7 @@ class SequenceGroup:
         facts = {
             "arrival_s": request.arrival_s, "priority": request.priority, "tenant": request.tenant, "request_id": request.request_id,
             "max_tokens": self.max_output, "num_prompt_tokens": len(request.prompt_token_ids),
+            "num_cacheable_tokens": request.num_cacheable_tokens,
             "oracle_output_len": None if known is None else min(known, self.max_output),
         }  # fmt: skip
         for name, fact in facts.items():

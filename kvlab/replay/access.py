@@ -4,12 +4,16 @@ Demand fill: every id of every request, head to tail, is one access. A miss inse
 holds `capacity`; nothing stays held. The policy hears the engine's events (kvlab.policies.base): miss, [evict], insert, release on a
 miss, hit, release on a hit. Ticks count insert, hit and release.
 
+A request whose blocks are kept out of the cache from some position on (`AccessTrace.cache_until`) looks for all of them, and a hit is a
+hit; a miss from that position on brings nothing in, evicts nothing, and the policy does not hear of it.
+
 A policy whose class has a `demand_fill` of its own (lru) is asked for all at once: the same decisions without events, far faster. A
 subclass that does not bring its own is replayed by events.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -24,7 +28,7 @@ from kvlab.types import IllegalDecision, Now
 def replay_access(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> tuple[IntArray, IntArray, list[bytes]]:
     """(object hits by request, prefix hits by request, contents evicted in order). IllegalDecision: a victim not in the cache."""
     capacity = min(capacity, max(1, trace.num_accesses))  # with more nothing is ever evicted; a policy may set a byte a block aside
-    if "demand_fill" in vars(type(policy)):
+    if "demand_fill" in vars(type(policy)) and trace.cache_until is None:
         object_hits, prefix_hits, gone = type(policy).demand_fill(policy, trace.blocks, capacity)  # type: ignore[attr-defined]
         return np.array(object_hits, dtype=np.int32), np.array(prefix_hits, dtype=np.int32), _contents(gone)
     return replay_events(trace, policy, capacity)
@@ -46,11 +50,14 @@ def replay_events(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> 
     on_insert = policy.insert if _listens(policy, "insert") else None
     find = cached.get
     num_blocks = tick = 0
+    limits, limit = trace.num_cacheable_blocks(), sys.maxsize
     for number, (request, now_s) in enumerate(zip(trace.blocks, trace.times_s, strict=True)):
         now = Now(number, now_s)
         parent: bytes | None = None
         num_hits = 0
         prefix = -1  # not known yet: all were hits so far
+        if limits is not None:
+            limit = limits[number]
         for depth, block_id in enumerate(request):
             tick += 2
             block = find(block_id)
@@ -66,6 +73,9 @@ def replay_events(trace: AccessTrace, policy: EvictionPolicy, capacity: int) -> 
             else:
                 if prefix < 0:
                     prefix = num_hits
+                if depth >= limit:
+                    tick -= 2
+                    continue
                 content = str(block_id).encode()
                 if on_miss is not None:
                     on_miss(content, now)

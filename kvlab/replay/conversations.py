@@ -94,18 +94,21 @@ def access_sharegpt(path: Path, limit: int | None, reading: ReadOptions) -> Acce
     block_size = reading.block_size or DEFAULT_BLOCK_SIZE
     tokenizer, notes = tokenizer_of(reading.tokenizer), _notes(path, reading)
     starts, inputs, outputs, data = array("q", [0]), array("q"), array("q"), bytearray()
+    untils: list[int | None] = []
     with closing(read_sharegpt(path, notes)) as conversations:
         for one, place in islice(turns_in_order(conversations, reading.interleave), limit):
             prompt = one.conversation.prompt(place, tokenizer, BYTES)
             data += b"".join(one.hashes(prompt, block_size))
             starts.append(len(data) // 8)
             inputs.append(len(prompt))
+            untils.append(one.conversation.cache_until)
             outputs.append(len(one.conversation.answer(place, tokenizer, BYTES)))
     if not inputs:
         raise UserError(f"{path} holds no requests.")
     _, ids = np.unique(np.frombuffer(bytes(data), dtype=np.int64), return_inverse=True)
     blocks = BlockRows(np.array(starts, dtype=np.int64), ids.astype(np.int64))
-    return AccessTrace(path.name, blocks, [0.0] * len(inputs), inputs.tolist(), outputs.tolist(), block_size, notes=tuple(notes))
+    return AccessTrace(path.name, blocks, [0.0] * len(inputs), inputs.tolist(), outputs.tolist(), block_size, notes=tuple(notes),
+                       cache_until=None if untils.count(None) == len(untils) else untils)  # fmt: skip
 
 
 def served_sharegpt(path: Path, limit: int | None, reading: ReadOptions) -> tuple[Iterator[tuple[Request, list[int]]], list[str]]:
@@ -119,6 +122,7 @@ def served_sharegpt(path: Path, limit: int | None, reading: ReadOptions) -> tupl
                 answer = one.conversation.answer(place, tokenizer, BYTES)
                 name = f"sharegpt-{one.conversation.number}-turn-{one.turn}"
                 sampling = SamplingParams(max_tokens=len(answer), ignore_eos=True)
-                yield Request(name, one.conversation.prompt(place, tokenizer, BYTES), sampling, turn=one.turn), answer
+                yield Request(name, one.conversation.prompt(place, tokenizer, BYTES), sampling, turn=one.turn,
+                              cache_until=one.conversation.cache_until), answer  # fmt: skip
 
     return requests(), notes

@@ -96,9 +96,12 @@ def lru_curve(trace: Trace, warmup: int | float = 0, limit: int | None = None, r
         trace, limit, reading: see `replay`. warmup: requests (or a share of them) that fill the cache and are in no figure.
 
     Raises:
-        UserError: an unreadable or malformed trace, a warm-up that leaves nothing.
+        UserError: an unreadable or malformed trace, one with blocks that are kept out of the cache, a warm-up that leaves nothing.
     """
     accesses = as_trace(trace, limit, reading)
+    if accesses.cache_until is not None:
+        raise UserError(f"The trace {accesses.name} keeps blocks out of the cache (cache, cache_until): what such a request uses then "
+                        "depends on the capacity, and one pass can't tell. Take kvlab.replay.sweep over capacities.")  # fmt: skip
     ids, starts = _dense(accesses)
     num_requests, num_left_out = len(starts) - 1, num_warm(warmup, len(starts) - 1)
     num_unique = int(ids.max(initial=-1)) + 1

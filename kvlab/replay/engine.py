@@ -3,7 +3,7 @@
 Requests are served one after the other, each to its end, in order of arrival: what an engine with max_num_seqs=1 and first come first
 served does, whose hits and evictions these are, request by request. Look-up comes first; hits and new blocks are held until the
 request ends; only full blocks are published and found, at most `num_tokens - 1` of a prompt; output blocks take room and are
-published as well; blocks are let go tail first.
+published as well; blocks are let go tail first. A request's `cache` and `cache_until` keep its blocks from being published as there.
 
 A policy that asks what waiting requests will hit (`queue_depth`) is told of those that come next, as if all had arrived.
 
@@ -33,7 +33,7 @@ from kvlab.policies.layout import Paged
 from kvlab.policies.prefix_cache import Hash
 from kvlab.replay.result import ReplayResult
 from kvlab.replay.trace import NOTHING_SHARED, ReadOptions, format_of
-from kvlab.types import Now, Request, UserError
+from kvlab.types import Now, Request, UserError, wrong_caching
 from kvlab.workload.azure import AzureWorkload
 from kvlab.workload.base import Workload, WorkloadContext
 from kvlab.workload.burstgpt import BurstGPTWorkload
@@ -164,6 +164,8 @@ def replay_engine(served: Iterable[Served], policy: EvictionPolicy, name: str, c
     for number, (request, output) in enumerate(queue):
         if not output or not request.prompt_token_ids or request.sampling.num_sequences > 1:
             raise UserError(f"Request {request.request_id!r} can't be replayed: one sequence, with a prompt and at least one output token.")
+        if words := wrong_caching(request.cache, request.cache_until):
+            raise UserError(f"Request {request.request_id!r}: {words}.")
         kv.set_now(Now(number, request.arrival_s))
         hits.append(_serve(kv, queue, number, request, output, options.max_num_batched_tokens))
         num_tokens.append(len(request.prompt_token_ids))
@@ -211,8 +213,10 @@ class _Queue:
 
 
 def _keys(served: Served, block_size: int) -> list[bytes]:
-    """Contents of the blocks that a request fills, head to tail; nobody reads the KV of its last token."""
-    return _keys_of(served.request.cache_salt, [*served.request.prompt_token_ids, *served.output_token_ids], block_size)
+    """Contents of the blocks that a request looks for or may publish, head to tail; nobody reads the KV of its last token."""
+    request, tokens = served.request, [*served.request.prompt_token_ids, *served.output_token_ids]
+    num = max(len(request.prompt_token_ids), min(request.num_cacheable_tokens + 1, len(tokens)))
+    return _keys_of(request.cache_salt, tokens[:num], block_size)
 
 
 def _keys_of(cache_salt: str, tokens: Sequence[int], block_size: int) -> list[bytes]:

@@ -9,6 +9,8 @@ Formats, plain or gzipped, told apart by their beginning (`format_of`):
 | sharegpt: JSON list (or lines) of `conversations` | hashes of tokens, chained | `block_size` tokens, full ones |
 | azure, burstgpt: CSV of lengths | none: each request's blocks are its own and **nothing can hit**; a note says so | `block_size` tokens |
 | accesses: one id a line | the file's; each line is a request of one block | unknown |
+
+A row of the first three may have `cache` (false) or `cache_until` (a position in tokens): `kvlab.types.Request` says what they mean.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from kvlab.types import UserError
+from kvlab.types import UserError, wrong_caching
 from kvlab.workload.azure import read_azure
 from kvlab.workload.burstgpt import read_burstgpt
 from kvlab.workload.hashed import HashedTrace
@@ -129,6 +131,8 @@ class AccessTrace:
         name: of the file, or "requests". blocks: each request's block ids, head to tail.
         times_s: arrival (s) of each request, never falling, 0.0 where unknown.
         input_lengths, output_lengths: tokens, None where the trace has none. block_tokens: tokens an id stands for.
+        cache_until: of each request the position (tokens) from which its blocks are kept out of the cache: a miss of theirs is a miss and
+            brings nothing in (see `kvlab.types.Request`); None for a request: no block is, None for all: nobody's is.
         notes: what a reader of the results should know (rows repaired ...), a sentence each.
     """
 
@@ -139,6 +143,7 @@ class AccessTrace:
     output_lengths: Sequence[int] | None = None
     block_tokens: int = TRACE_BLOCK_TOKENS
     notes: tuple[str, ...] = field(default=(), kw_only=True)
+    cache_until: Sequence[int | None] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """UserError for parts that don't go together."""
@@ -146,10 +151,13 @@ class AccessTrace:
             raise UserError(f"The trace {self.name} holds no requests. Give a sequence of requests, each a sequence of block ids.")
         if type(self.block_tokens) is not int or self.block_tokens < 1:
             raise UserError(f"The trace {self.name}: block_tokens = {self.block_tokens!r} is not allowed: a whole number of at least 1.")
-        for name in ("times_s", "input_lengths", "output_lengths"):
+        for name in ("times_s", "input_lengths", "output_lengths", "cache_until"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.blocks):
                 raise UserError(f"The trace {self.name}: {len(values)} {name} for {len(self.blocks)} requests; one each is needed.")
+        for row, until in enumerate(self.cache_until or ()):
+            if words := wrong_caching(True, until):
+                raise UserError(f"The trace {self.name}: request {row}: {words}.")
         times = np.asarray(self.times_s, dtype=np.float64)
         early = np.flatnonzero(~(np.diff(times) >= 0))
         if early.size:
@@ -175,6 +183,17 @@ class AccessTrace:
             if length < 1 or not length // self.block_tokens <= len(blocks) <= -(-length // self.block_tokens):
                 raise UserError(f"The trace {self.name}: request {row} has {len(blocks)} block ids for {length} input tokens"
                                 f" in blocks of {self.block_tokens}.")  # fmt: skip
+
+    def num_cacheable_blocks(self) -> list[int] | None:
+        """Of each request, how many of its first blocks may be cached; None: all of all. A last, partial block may be where the whole
+        prompt may."""
+        if self.cache_until is None:
+            return None
+        nums = []
+        for row, until in enumerate(self.cache_until):
+            is_whole = until is None or (self.input_lengths is not None and until >= self.input_lengths[row])
+            nums.append(len(self.blocks[row]) if until is None or is_whole else until // self.block_tokens)
+        return nums
 
     @cached_property
     def num_accesses(self) -> int:
@@ -217,7 +236,9 @@ def as_trace(trace: Trace, limit: int | None = None, reading: ReadOptions | None
 def _cut(trace: AccessTrace, limit: int) -> AccessTrace:
     lengths = (trace.input_lengths, trace.output_lengths)
     cut = [None if values is None else values[:limit] for values in lengths]
-    return replace(trace, blocks=trace.blocks[:limit], times_s=trace.times_s[:limit], input_lengths=cut[0], output_lengths=cut[1])
+    until = None if trace.cache_until is None else trace.cache_until[:limit]
+    return replace(trace, blocks=trace.blocks[:limit], times_s=trace.times_s[:limit], input_lengths=cut[0], output_lengths=cut[1],
+                   cache_until=until)  # fmt: skip
 
 
 def format_of(path: Path) -> str:
@@ -273,7 +294,8 @@ def _hashed(rows: HashedTrace) -> AccessTrace:
     inputs = rows.input_lens[order].tolist() if rows.has_lengths else None
     outputs = rows.output_lens[order].tolist() if rows.has_lengths else None
     times_s: list[float] = rows.arrivals_s[order].tolist()
-    return AccessTrace(rows.path.name, BlockRows(starts, ids), times_s, inputs, outputs, rows.block_tokens, notes=tuple(notes))
+    return AccessTrace(rows.path.name, BlockRows(starts, ids), times_s, inputs, outputs, rows.block_tokens, notes=tuple(notes),
+                       cache_until=rows.cache_untils(order))  # fmt: skip
 
 
 def _own_blocks(rows: TraceRows, block_size: int) -> AccessTrace:

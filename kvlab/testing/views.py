@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
@@ -48,6 +49,7 @@ class Group(View):
     num_unshared_blocks: int
     num_published_tokens: int
     num_unpublished_tokens: int
+    num_cacheable_tokens: int
     num_preemptions: int
     admitted_step: int
     admission_order: int
@@ -163,6 +165,7 @@ def random_groups(rng: Random, num_groups: int, first_id: int = 0) -> list[Group
             num_tokens=prompt + output, num_computed_tokens=computed, num_blocks=num_blocks,
             num_uncomputed_tokens=max(1, prompt + output - computed), num_unshared_blocks=rng.randint(0, num_blocks),
             num_published_tokens=rng.randint(0, computed), num_unpublished_tokens=rng.randint(0, computed),
+            num_cacheable_tokens=prompt // 2 if group_id % 5 == 4 else sys.maxsize,
             num_preemptions=rng.randint(0, 2), admitted_step=rng.randint(0, 9), admission_order=group_id, oracle_reads=[],
         ))  # fmt: skip
     return groups

@@ -57,7 +57,7 @@ def request_row(record: RequestRecord) -> tuple[Any, ...]:
     return (
         *r[: r._fields.index("token_times_s") + 1], states, starts, ends,
         [ids for ids, _ in r.outputs], [why for _, why in r.outputs], r.texts,
-        r.tenant, r.session_id, r.turn, r.priority, r.detail,
+        r.tenant, r.session_id, r.turn, r.priority, r.detail, r.cache_until,
     )  # fmt: skip
 
 

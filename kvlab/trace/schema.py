@@ -126,6 +126,7 @@ REQUESTS_RAW = _rows(
     turn | int64 | - | 0-based turn in the conversation
     priority | int64 | - | lower goes first
     detail | str | - | more on the finish reason, e.g. why it was refused
+    cache_until | int64? | tokens | position from which its tokens were kept out of the prefix cache; null: none were
     """,
     RAW,
 )

@@ -26,7 +26,7 @@ from kvlab.types.plan import (
     SeqStart,
     TokenLogprobs,
 )
-from kvlab.types.request import Request, RequestShape
+from kvlab.types.request import Request, RequestShape, wrong_caching
 from kvlab.types.sampling import SamplingParams
 from kvlab.types.views import BlockView, GroupView, Now, PoolView, QueuesView
 
@@ -34,5 +34,5 @@ __all__ = [
     "LATE", "Admitted", "BlockCopy", "BlockEvent", "BlockTransfer", "BlockView", "Blocked", "Candidate", "ChangedView", "GroupView",
     "IllegalDecision", "KvlabError", "Listener", "MissingOracle", "Now", "Outcome", "Plan", "PoolView", "Preempted", "QueuesView",
     "RecordedStep", "Request", "RequestRecord", "RequestShape", "RequestTooLong", "SamplingParams", "ScheduledSeq", "SeqStart",
-    "StepStats", "TokenLogprobs", "UserError", "refuse_lfs_pointer", "unknown_name",
+    "StepStats", "TokenLogprobs", "UserError", "refuse_lfs_pointer", "unknown_name", "wrong_caching",
 ]  # fmt: skip

@@ -82,6 +82,7 @@ class RequestRecord(NamedTuple):
     `token_times_s[i]`: when output token i of the first sequence was accepted. `spans`: (state, start_s, end_s) for a timeline,
     states queue, prefill, decode, preempted, swapped. `outputs`: token ids and finish reason of each returned sequence.
     `texts`: their texts in the same order, where the engine has a tokenizer. `num_output_tokens` counts all sequences.
+    `cache_until`: the position (tokens) from which its blocks were kept out of the prefix cache; None: none were.
     """
 
     request_id: str
@@ -106,6 +107,7 @@ class RequestRecord(NamedTuple):
     priority: int
     detail: str = ""
     texts: tuple[str, ...] = ()
+    cache_until: int | None = None
 
 
 class Listener(Protocol):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvlab.types.sampling import SamplingParams
+from kvlab.types.token_ids import as_whole, is_yes_or_no
 
 
 @dataclass(slots=True)
@@ -21,6 +23,10 @@ class Request:
         oracle_output_len: the true number of output tokens where a trace knows it; only oracle policies may look.
         abort_at_s: the client leaves at this time (None: never).
         session_id, turn: conversation and 0-based turn, for multi-turn workloads.
+        cache: False keeps all its tokens out of the prefix cache. cache_until: tokens from this position on (0-based, counted from the
+            prompt's start through the output) are kept out: a block is published only if all its tokens lie before it. A position that
+            the request does not reach keeps nothing out. Such a request hits what others have published all the same, and
+            recomputes what it did not publish when it comes back from a preemption by recompute. Give one of the two.
     """
 
     request_id: str
@@ -35,6 +41,13 @@ class Request:
     abort_at_s: float | None = None
     session_id: str | None = None
     turn: int = 0
+    cache: bool = True
+    cache_until: int | None = None
+
+    @property
+    def num_cacheable_tokens(self) -> int:
+        """Tokens, prompt and output, from the first on that may be published; more than any sequence has where all may."""
+        return 0 if not self.cache else sys.maxsize if self.cache_until is None else int(self.cache_until)
 
     @property
     def known_output_len(self) -> int | None:
@@ -42,6 +55,18 @@ class Request:
         if self.oracle_output_len is None and self.sampling.has_known_length:
             return self.sampling.max_tokens
         return self.oracle_output_len
+
+
+def wrong_caching(cache: object, cache_until: object) -> str:
+    """What is wrong with a request's `cache` and `cache_until`, and what is allowed; "" where nothing is."""
+    if not is_yes_or_no(cache):
+        return f"cache = {cache!r:.60} is not allowed: true or false"
+    position = as_whole(cache_until)
+    if cache_until is not None and (position is None or position < 0):
+        return f"cache_until = {cache_until!r:.60} is not allowed: a position in tokens, 0 (nothing may be cached) or more, or null"
+    if not cache and cache_until is not None:
+        return f"cache = false and cache_until = {cache_until} are two answers to one question: give one of them"
+    return ""
 
 
 class RequestShape(NamedTuple):

@@ -133,6 +133,9 @@ class GroupView(Protocol):
     def num_unpublished_tokens(self) -> int:
         """Distinct computed tokens in its blocks that the prefix cache can't find again: lost when it gives way by recompute."""
     @property
+    def num_cacheable_tokens(self) -> int:
+        """Tokens, prompt and output, from the first on that it may publish (see `Request.cache_until`); huge where all may be."""
+    @property
     def num_preemptions(self) -> int:
         """Times it gave way."""
     @property

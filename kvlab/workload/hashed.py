@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from kvlab.types import UserError
+from kvlab.types import UserError, wrong_caching
 from kvlab.workload import rng
 from kvlab.workload.base import WorkloadContext
 from kvlab.workload.tokens import RandomTokens
@@ -28,16 +28,24 @@ COMMON_BLOCK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class HashedTrace(TraceRows):
     """`hash_ids[starts[i] : starts[i + 1]]` are the block ids of row i. Rows in the file's order, arrivals as its timestamps (s).
 
-    `block_tokens`: tokens an id stands for.
+    `block_tokens`: tokens an id stands for. `cache_until`: of each row, the position (in the file's tokens) from which it is kept out of
+    the prefix cache, -1: not at all; None: no row is.
     """
 
     starts: Ints
     hash_ids: Ints
     block_tokens: int
+    cache_until: Ints | None = field(default=None, kw_only=True)
 
     def ids(self, row: int) -> Ints:
         """Block ids of row `row`."""
         return self.hash_ids[self.starts[row] : self.starts[row + 1]]
+
+    def cache_untils(self, rows: Ints) -> list[int | None] | None:
+        """`cache_until` of these rows; None: none of the trace's rows is kept out."""
+        if self.cache_until is None:
+            return None
+        return [None if until < 0 else until for until in self.cache_until[rows].tolist()]
 
     def num_unchained(self) -> int:
         """Distinct ids that stand after different ids in different rows: 0 where an id names its block and all before it."""
@@ -94,6 +102,20 @@ def ids_field(where: str, row: dict[str, Any]) -> list[int]:
     return ids
 
 
+def caching_field(where: str, row: dict[str, Any]) -> int:
+    """The position from which a row is kept out of the prefix cache, by its `cache` or `cache_until`; -1: not at all."""
+    cache, until = row.get("cache", True), row.get("cache_until")
+    if words := wrong_caching(cache, until):
+        raise UserError(f"{where}: {words}.")
+    return 0 if not cache else -1 if until is None else min(until, MAX_TOKENS)
+
+
+def caching_column(values: Sequence[int]) -> Ints | None:
+    """A trace's `cache_until` from its rows'."""
+    column: Ints = np.array(values, dtype=np.int64)
+    return column if (column >= 0).any() else None
+
+
 def wrong_count(where: str, num_ids: int, num_tokens: int, block_tokens: int, rule: str, first: bool) -> UserError:
     """The error of a row whose number of ids does not go with its length; says which block size would fit."""
     fits = [size for size in COMMON_BLOCK_TOKENS if size != block_tokens and -(-num_tokens // size) == num_ids]
@@ -112,6 +134,17 @@ def scaled(lengths: Ints, block_tokens: int, trace_block_tokens: int) -> Ints:
     """Lengths when a block of the trace becomes one of `block_tokens`: full blocks stay full, a rest rounds down, at least 1."""
     full, rest = np.divmod(lengths, trace_block_tokens)
     return full * block_tokens + np.where(rest > 0, np.maximum(1, rest * block_tokens // trace_block_tokens), 0)
+
+
+def scaled_cache_until(trace: HashedTrace, row: int, input_len: int, block_tokens: int) -> int | None:
+    """A row's `cache_until` when its prompt becomes `input_len` tokens, and a block of the trace `block_tokens`: rounded down within the
+    prompt, and counted from its end on where it lies behind it."""
+    until = -1 if trace.cache_until is None else int(trace.cache_until[row])
+    if until < 0:
+        return None
+    beyond = max(0, until - int(trace.input_lens[row]))
+    inside = input_len if until >= trace.input_lens[row] else min(input_len, until * block_tokens // trace.block_tokens)
+    return inside + beyond * block_tokens // trace.block_tokens
 
 
 class BlockPrompts:

@@ -15,7 +15,19 @@ import numpy as np
 from kvlab.types import Request, UserError
 from kvlab.workload.base import Workload, WorkloadContext
 from kvlab.workload.distributions import whole
-from kvlab.workload.hashed import BlockPrompts, HashedTrace, ids_field, json_row, length_field, scaled, time_field, wrong_count
+from kvlab.workload.hashed import (
+    BlockPrompts,
+    HashedTrace,
+    caching_column,
+    caching_field,
+    ids_field,
+    json_row,
+    length_field,
+    scaled,
+    scaled_cache_until,
+    time_field,
+    wrong_count,
+)
 from kvlab.workload.sampling import LengthSampling
 from kvlab.workload.trace_window import TraceWindow
 from kvlab.workload.traces import find_trace, numbered_lines, trace_folders
@@ -30,7 +42,8 @@ ROW = "A Mooncake trace has timestamp (ms), input_length, output_length and hash
 def read_mooncake(
     path: Path, limit: int | None = None, block_tokens: int = TRACE_BLOCK_TOKENS, needed: Sequence[str] = FIELDS
 ) -> HashedTrace:
-    """Read a trace (.jsonl or .jsonl.gz); fields other than the four are ignored.
+    """Read a trace (.jsonl or .jsonl.gz). A row may have `cache` and `cache_until` (tokens of the file; see `kvlab.types.Request`); other
+    fields than these and the four are ignored.
 
     limit: stop after so many rows that have input tokens. block_tokens: tokens an id stands for. needed: fields that must be there;
     without "input_length" the lengths may be missing, on all rows or on none.
@@ -40,7 +53,7 @@ def read_mooncake(
             ceil(input_length / block_tokens); always with the line's number.
     """
     rows, inputs, outputs, starts, ids = (array("q") for _ in range(5))
-    arrivals_s = array("d")
+    arrivals_s, untils = array("d"), array("q")
     starts.append(0)
     has_lengths, num_usable = True, 0
     for line_number, line in numbered_lines(path):
@@ -58,6 +71,7 @@ def read_mooncake(
         if has_lengths and len(hash_ids) != -(-num_input // block_tokens):
             rule = f"there must be one per {block_tokens} tokens, the last may be partial"
             raise wrong_count(where, len(hash_ids), num_input, block_tokens, rule, not len(rows))
+        untils.append(caching_field(where, row))
         rows.append(line_number)
         arrivals_s.append(time_field(where, row, "milliseconds") / 1000)
         inputs.append(num_input)
@@ -68,7 +82,7 @@ def read_mooncake(
     columns = (np.array(column, dtype=np.int64) for column in (rows, inputs, outputs, starts, ids))
     row_array, input_array, output_array, start_array, id_array = columns
     return HashedTrace(path, row_array, np.array(arrivals_s), input_array, output_array, start_array, id_array, block_tokens,
-                       has_lengths=has_lengths)  # fmt: skip
+                       has_lengths=has_lengths, cache_until=caching_column(untils))  # fmt: skip
 
 
 class MooncakeWorkload(Workload):
@@ -127,4 +141,5 @@ class MooncakeWorkload(Workload):
             prompt_token_ids=self._prompts.tokens(row, int(chosen.input_lens[index])),
             sampling=self._sampling.params(int(chosen.output_lens[index])),
             oracle_output_len=int(chosen.reachable_lens[index]),
+            cache_until=scaled_cache_until(self._trace, row, int(chosen.input_lens[index]), self._block_tokens),
         )

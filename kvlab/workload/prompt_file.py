@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvlab.types import UserError, unknown_name
+from kvlab.types import UserError, unknown_name, wrong_caching
 from kvlab.types.chat import as_messages
 from kvlab.workload.sampling import NAMES, sampling_params
 from kvlab.workload.traces import numbered_lines
@@ -75,6 +75,8 @@ def parse_line(where: str, line: str) -> PromptLine:
             prompt.fields[name] = _checked(where, name, value)
         else:
             raise UserError(f"{where}: {unknown_name('field', name, [*CONTENT, *FIELDS, *NAMES])}")
+    if words := wrong_caching(prompt.fields.get("cache", True), prompt.fields.get("cache_until")):
+        raise UserError(f"{where}: {words}.")
     sampling_params(where, {"max_tokens": max(16, _int_or_zero(prompt.sampling.get("min_tokens")))}, prompt.sampling)
     return prompt
 
@@ -110,15 +112,17 @@ FIELDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "oracle_output_len": (int, "tokens, at least 1"),
     "abort_at_s": ((int, float), "seconds >= 0"),
     "session_id": (str, "a string"),
+    "cache": (bool, "true or false"),
+    "cache_until": (int, "a position in tokens, 0 (nothing may be cached) or more"),
 }
 """Fields of a line besides the prompt and the sampling parameters: name -> (type, in words)."""
 
-MINIMUM = {"arrival_s": 0, "abort_at_s": 0, "oracle_output_len": 1}
+MINIMUM = {"arrival_s": 0, "abort_at_s": 0, "oracle_output_len": 1, "cache_until": 0}
 
 
 def _checked(where: str, name: str, value: Any) -> Any:
     kind, words = FIELDS[name]
-    ok = isinstance(value, kind) and not isinstance(value, bool)
+    ok = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
     if ok and isinstance(value, (int, float)):
         ok = math.isfinite(value) and value >= MINIMUM.get(name, -math.inf)
     if not ok:

@@ -17,7 +17,19 @@ import numpy as np
 from kvlab.types import Request, UserError
 from kvlab.workload.base import Workload, WorkloadContext
 from kvlab.workload.distributions import whole
-from kvlab.workload.hashed import BlockPrompts, HashedTrace, ids_field, json_row, length_field, scaled, time_field, wrong_count
+from kvlab.workload.hashed import (
+    BlockPrompts,
+    HashedTrace,
+    caching_column,
+    caching_field,
+    ids_field,
+    json_row,
+    length_field,
+    scaled,
+    scaled_cache_until,
+    time_field,
+    wrong_count,
+)
 from kvlab.workload.rng import mix
 from kvlab.workload.sampling import LengthSampling
 from kvlab.workload.trace_window import TraceWindow
@@ -45,7 +57,9 @@ class QwenBailianTrace(HashedTrace):
 
 
 def read_qwen_bailian(path: Path, limit: int | None = None) -> QwenBailianTrace:
-    """Read a trace (.jsonl or .jsonl.gz). limit: stop after so many rows that have input tokens.
+    """Read a trace (.jsonl or .jsonl.gz). A row may have `cache` and `cache_until`, as a Mooncake trace's.
+
+    limit: stop after so many rows that have input tokens.
 
     Repairs, counted in `notes`: one id more than the length needs is dropped. Also counted: parents that no earlier row has.
 
@@ -54,7 +68,7 @@ def read_qwen_bailian(path: Path, limit: int | None = None) -> QwenBailianTrace:
             one beyond them; always with the line's number.
     """
     rows, inputs, outputs, starts, ids, roots, turns = (array("q") for _ in range(7))
-    arrivals_s = array("d")
+    arrivals_s, untils = array("d"), array("q")
     starts.append(0)
     root_of: dict[int, int] = {}
     num_usable = num_surplus = num_orphans = 0
@@ -72,6 +86,7 @@ def read_qwen_bailian(path: Path, limit: int | None = None) -> QwenBailianTrace:
         chat, parent = (_chat(where, row, name) for name in ("chat_id", "parent_chat_id"))
         num_orphans += parent != _NO_PARENT and parent not in root_of
         root_of[chat] = root_of.get(parent, chat)
+        untils.append(caching_field(where, row))
         rows.append(line_number)
         arrivals_s.append(time_field(where, row, "seconds"))
         inputs.append(num_input)
@@ -89,7 +104,7 @@ def read_qwen_bailian(path: Path, limit: int | None = None) -> QwenBailianTrace:
     columns = (np.array(column, dtype=np.int64) for column in (rows, inputs, outputs, starts, ids, roots, turns))
     row_array, input_array, output_array, start_array, id_array, root_array, turn_array = columns
     return QwenBailianTrace(path, row_array, np.array(arrivals_s), input_array, output_array, start_array, id_array,
-                            TRACE_BLOCK_TOKENS, root_array, turn_array, notes=notes)  # fmt: skip
+                            TRACE_BLOCK_TOKENS, root_array, turn_array, notes=notes, cache_until=caching_column(untils))  # fmt: skip
 
 
 def _chat(where: str, row: dict[str, Any], name: str) -> int:
@@ -179,6 +194,7 @@ class QwenBailianWorkload(Workload):
             prompt_token_ids=self._prompts.tokens(row, int(chosen.input_lens[index])),
             sampling=self._sampling.params(int(chosen.output_lens[index])),
             oracle_output_len=int(chosen.reachable_lens[index]),
+            cache_until=scaled_cache_until(self._trace, row, int(chosen.input_lens[index]), self._block_tokens),
             session_id=f"chat-{trace.roots[row]}",
             turn=int(trace.turns[row]),
         )

@@ -31,7 +31,7 @@ def first_shapes(workload: Workload, ctx: WorkloadContext, shares: bool = True, 
         place = bisect_left(seen, entry)
         near = [other for salt, other in seen[max(0, place - 1) : place + 1] if salt == request.cache_salt]
         shared = max((_common(prompt, other) for other in near), default=0) if shares else 0
-        insort(seen, entry)
+        insort(seen, (request.cache_salt, prompt[: request.num_cacheable_tokens]))  # what it leaves for others
         num_output = request.sampling.max_tokens if request.oracle_output_len is None else request.oracle_output_len
         shapes.append(RequestShape(len(prompt), num_output, min(shared, len(prompt) - 1), request.sampling.num_sequences))
     return shapes

@@ -1,7 +1,8 @@
 """Conversations in ShareGPT's form (JSON): `[{"id": ..., "conversations": [{"from": "human", "value": "..."}, ...]}, ...]`.
 
 Source: the conversations that users shared on ShareGPT, as cleaned for Vicuna (2023); vLLM, SGLang and others take their benchmark
-prompts from them. Each assistant turn is a request whose prompt is all turns before it. There are no times.
+prompts from them. Each assistant turn is a request whose prompt is all turns before it. There are no times. Beside "conversations" an
+item may have "cache" and "cache_until" for all its requests (see `kvlab.types.Request`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kvlab.types import Request, RequestRecord, UserError
 from kvlab.workload import rng
 from kvlab.workload.base import Tokenizer, Workload, WorkloadContext
 from kvlab.workload.distributions import Arrivals, Numbers, whole
+from kvlab.workload.hashed import caching_field
 from kvlab.workload.sampling import LengthSampling
 from kvlab.workload.tokens import byte_chat, byte_ids
 from kvlab.workload.traces import beginning, find_trace, numbered_lines, open_text, reading, trace_folders
@@ -38,10 +40,12 @@ _SPACE = re.compile(r"[\s,]*")
 
 @dataclass
 class Conversation:
-    """Messages (`role`, `content`), no two of one role in a row, the first not the assistant's. `number`: place in the file from 1."""
+    """Messages (`role`, `content`), no two of one role in a row, the first not the assistant's. `number`: place in the file from 1.
+    `cache_until`: position from which each of its requests is kept out of the prefix cache (None: not at all)."""
 
     number: int
     messages: list[dict[str, str]]
+    cache_until: int | None = None
 
     @property
     def answers(self) -> list[int]:
@@ -89,7 +93,8 @@ def read_sharegpt(path: Path, notes: list[str] | None = None) -> Generator[Conve
         for number, item in enumerate(_items(path), 1):
             messages = _mended(_messages(f"{path}, conversation {number}", item), mended)
             if any(message["role"] == "assistant" for message in messages):
-                yield Conversation(number, messages)
+                until = caching_field(f"{path}, conversation {number}", item)
+                yield Conversation(number, messages, None if until < 0 else until)
             else:
                 mended["conversations without an answer were left out"] += 1
     finally:  # also where the reader stops early: close the generator
@@ -267,6 +272,7 @@ class ShareGPTWorkload(Workload):
             oracle_output_len=min(output_len, ctx.max_model_len - len(prompt)),
             session_id=f"sharegpt-{index}",
             turn=turn,
+            cache_until=conversation.cache_until,
         )
 
     def has_next(self, request: Request) -> bool:

@@ -13,9 +13,10 @@ def deferred(waiting: Sequence[GroupView], num_cached: Sequence[int], prefixes: 
     """For each waiting group: whether it is put off to the end of the queue.
 
     It is when at most `check_tokens` of it are cached (`num_cached`) and one before it in `waiting`, not put off itself and as little
-    cached, begins with the same `defer_tokens` tokens (in whole blocks). A negative `check_tokens` puts nobody off.
+    cached, begins with the same `defer_tokens` tokens (in whole blocks) and will publish them. A negative `check_tokens` puts nobody off.
     """
     last = max(1, -(-defer_tokens // prefixes.block_size)) - 1
+    num_tokens = (last + 1) * prefixes.block_size
     keys_of = prefixes.keys
     seen: set[bytes] = set()
     puts_off: list[bool] = []
@@ -25,5 +26,6 @@ def deferred(waiting: Sequence[GroupView], num_cached: Sequence[int], prefixes: 
             continue
         beginning = keys[last]  # a key stands for all tokens up to its block's end
         puts_off.append(beginning in seen)
-        seen.add(beginning)
+        if group.num_cacheable_tokens >= num_tokens:
+            seen.add(beginning)
     return puts_off

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,27 @@ def test_a_real_run_replayed_decides_the_same(tmp_path: Path, concurrency: int |
     pd.testing.assert_frame_equal(first.blocks(), second.blocks())
     measured = ["schedule_ms", "execute_ms", "commit_ms", "record_ms", "process_rss_bytes", "kv_bytes_allocated"]
     pd.testing.assert_frame_equal(first.steps().drop(columns=measured), second.steps().drop(columns=measured))
+
+
+def test_a_run_with_prompts_that_are_kept_out_of_the_cache_replayed(tmp_path: Path) -> None:
+    """Blocks of 4. Four prompts of 13 tokens three times over, one request at a time: a is cached, b is not, c is until position 9, d
+    begins as a does and is kept out itself. The requests table says from where on."""
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"prompt_token_ids": list(range(first, first + 13)), **more}
+            for first, more in ((0, {}), (20, {"cache": False}), (40, {"cache_until": 9}), (0, {"cache": False}))]  # fmt: skip
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = ["model=tiny", "threads=1", "workload=prompts", f"workload.path={prompts}", "workload.repeat=3", "workload.concurrency=1",
+              "workload.sampling={max_tokens: 4}", "block_size=4", "num_blocks=40", "record.outcomes=true",
+              "record.plans=true"]  # fmt: skip
+    first = kvlab.run(kvlab.compose(*config), folder=tmp_path / "real", progress=False)
+    second = kvlab.run(kvlab.compose(*config, "runner=recorded", f"run={tmp_path / 'real'}"), folder=tmp_path / "again", progress=False)
+    simulated = kvlab.run(kvlab.compose(*config, "runner=simulated"), folder=tmp_path / "simulated", progress=False)
+    assert list(read_plans(tmp_path / "real")) == list(read_plans(tmp_path / "again"))
+    for run in (first, second, simulated):
+        requests = run.requests()
+        assert requests["num_cached_tokens"].tolist() == [0, 0, 0, 12, 12, 0, 8, 12, 12, 0, 8, 12]
+        assert [None if pd.isna(until) else until for until in requests["cache_until"]] == [None, 0, 9, 0] * 3
+    pd.testing.assert_frame_equal(first.requests(), second.requests())
 
 
 def pretend(folder: Path, change: str) -> None:
