@@ -87,6 +87,19 @@ def test_a_live_beam_that_could_only_draw_level_ends_the_search() -> None:
     assert not better.advance({0: choices(t1=-0.9375, t9=-1.0), 1: choices(t2=-4.0, t6=-5.0)}, lambda: 2).is_done
 
 
+def test_of_two_hypotheses_with_one_score_the_earlier_is_better() -> None:
+    beams = state(n=2, length_penalty=0.0)
+    beams.advance({0: choices(t3=-1.0, t9=-1.0, t5=-1.5)}, lambda: 1)
+    beams.advance({0: choices(t9=0.0, t1=-1.0), 1: choices(t2=-4.0, t6=-5.0)}, lambda: 2)
+    assert [(h.token_ids, h.score) for h in beams.best()] == [((9,), -1.0), ((3, 9), -1.0)]
+
+
+def test_early_stopping_waits_for_as_many_hypotheses_as_beams_though_fewer_are_asked_for() -> None:
+    beams = state(n=1, early_stopping=True)
+    assert not beams.advance({0: choices(t9=-0.1, t4=-0.5, t5=-0.6)}, lambda: 1).is_done  # one of two
+    assert beams.advance({0: choices(t9=-0.1, t1=-0.5), 1: choices(t2=-4.0, t6=-5.0)}, lambda: 2).is_done
+
+
 def test_max_tokens_ends_every_beam_and_min_tokens_hides_eos() -> None:
     beams = state(n=2, max_tokens=2, min_tokens=2)
     step = beams.advance({0: choices(t9=-0.01, t4=-0.1, t5=-0.2)}, lambda: 1)

@@ -66,15 +66,19 @@ def test_beams_are_transformers_beams(block_size: int, num_blocks: int, mode: Re
     engine = Engine(config, policies, TorchRunner(models()[0]), eos_token_ids=(EOS,), model_dtype="float64")
     for i, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
         engine.add_request(Request(str(i), prompt, sampling))
-    outputs, num_preemptions, num_copies, num_swapped = {}, 0, 0, 0
+    outputs, times, num_preemptions, num_copies, num_swapped = {}, {}, 0, 0, 0
     while engine.has_work:
         result = engine.step()
         num_preemptions += result.stats.num_preemptions
         num_copies += result.stats.cow_copies
         num_swapped += result.stats.swapped_in_blocks
         outputs |= {record.request_id: record.outputs for record in result.finished}
+        times |= {record.request_id: record.token_times_s for record in result.finished}
     for i, hypotheses in enumerate(expected()):
         assert [list(tokens) for tokens, _ in outputs[str(i)]] == [tokens for tokens, _ in hypotheses]
+    # Every token of the best hypothesis has its time, also where it came with a beam that branched off later.
+    assert {name: len(times[name]) for name in outputs} == {name: len(hypotheses[0][0]) for name, hypotheses in outputs.items()}
+    assert all(list(each) == sorted(each) for each in times.values())
     reasons = [reason for hypotheses in outputs.values() for _, reason in hypotheses]
     assert reasons.count("stop") >= 3  # ends came
     assert reasons.count("length") >= 1

@@ -87,6 +87,14 @@ def test_top_p_by_hand() -> None:
     assert kept(keep_top_p(rows, top_p)) == [[1], [1], [1, 3], [1, 3], [0, 1, 3], [0, 1, 2, 3]]  # of two equals the lower id
 
 
+def test_top_p_keeps_of_equals_those_that_stand_first_in_another_order() -> None:
+    """Four equal masses, two of which are enough: those with the largest logits stay, of equal logits the lower id."""
+    flat = torch.ones(2, 4, dtype=torch.float64)
+    order = torch.tensor([[0.0, 3.0, 1.0, 2.0], [0.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
+    half = torch.full((2, 1), 0.5, dtype=torch.float64)
+    assert kept(keep_top_p(flat, half, order)) == [[1, 3], [1, 2]]
+
+
 def test_top_p_with_a_flat_distribution_sorts_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filters, "NUCLEUS_GUESSES", (4, 6))
     flat = torch.ones(2, 10, dtype=torch.float64)
@@ -202,6 +210,13 @@ def test_philox_known_answers() -> None:
     for counter, key, expected in vectors:
         found = philox4x32(words(*counter), words(*key))  # type: ignore[arg-type]
         assert tuple(int(word[0]) for word in found) == expected
+
+
+def test_uniforms_are_the_first_53_bits_of_philox() -> None:
+    """Counter and key of the known answers as (seed, stream, position): low words first, the key is the seed."""
+    assert uniforms(0, 0, 0).item() == (0x6627E8D5E169C58D >> 11) / 2**53
+    pi = uniforms(0x299F31D0A4093822, 0x0370734413198A2E, 0x85A308D3243F6A88)
+    assert pi.item() == (0xD16CFE0994FDCCEB >> 11) / 2**53
 
 
 def test_uniforms_are_a_function_of_seed_stream_and_position() -> None:

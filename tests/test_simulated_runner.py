@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from random import Random
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvlab.engine import Engine, EngineConfig, PolicySet
-from kvlab.engine.clock import VirtualClock
+from kvlab.engine.clock import RecordedClock, VirtualClock
 from kvlab.engine.randomness import mixed, mixed_each
 from kvlab.engine.runners import simulated
 from kvlab.engine.runners.fake_tokens import FakeModel, hash_tokens
@@ -71,3 +72,23 @@ def test_words_are_mixed_alike_one_by_one_and_together() -> None:
     assert together.tolist() == [mixed(s, n) for s, n in zip(seeds, numbers, strict=True)]
     assert FakeModel.hash_each(np.array([4, 9], dtype=np.uint64), np.array([0, 300])).tolist() == [
         hash_tokens([4], 0), hash_tokens([9], 300)]  # fmt: skip
+
+
+def test_a_virtual_clock_never_goes_back() -> None:
+    clock = VirtualClock()
+    assert clock.advance(5.0) == 5.0
+    clock.wait_until(3.0)
+    assert clock.now() == 5.0
+    clock.wait_until(7.5)
+    assert (clock.now(), clock.advance(0.5)) == (7.5, 8.0)
+
+
+def test_a_recorded_clock_says_the_recorded_times_and_then_that_everything_is_due() -> None:
+    clock = RecordedClock([(0.5, 1.0), (1.25, 2.0)])
+    assert clock.now() == 0.5
+    clock.num_decided = 1  # depth 1: decided before the first is over
+    assert clock.now() == 1.25
+    assert (clock.advance(9.0), clock.advance(9.0)) == (1.0, 2.0)
+    clock.num_decided = 2
+    assert clock.now() == math.inf
+    assert clock.advance(9.0) == math.inf

@@ -171,6 +171,15 @@ def stream(found: StopChecker, num_tokens: int) -> list[str]:
     return [*sent, found.take_rest()]
 
 
+def test_a_stop_string_that_came_too_early_is_not_held_back() -> None:
+    """Complete before min_tokens, "ab" never counts; nothing can become of it, though it is a stop string."""
+    found = checker(["ab", "c"], "ab", "wxyz", min_tokens=5)
+    assert not found.append(0)
+    assert found.take() == "ab"
+    assert not found.append(1)
+    assert (found.take(), found.text) == ("c", "abc")
+
+
 def test_a_stream_holds_back_what_may_become_a_stop_string() -> None:
     assert stream(checker(["ab", "ST", "x", "S", "TOP", "z"], "STOP"), 6) == ["ab", "", "STx", "", "", ""]
     assert stream(checker(["ab", "ST"], "STOP"), 2) == ["ab", "", "ST"]

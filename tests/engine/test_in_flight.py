@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seqs
 
+import pytest
+from engine_support import make_engine, policies, reference_outputs, request, serve
+
 from kvlab.cache.manager import KVCacheManager
 from kvlab.engine.flight import Flight
 from kvlab.engine.runners.base import Ready
@@ -288,3 +291,18 @@ def test_a_sequence_is_in_flight_until_the_latest_step_that_has_it_lands() -> No
     assert (seq.tokens, seq.num_computed, seq.flight) == ([1, 2, 3, 4], 3, 6)
     second.take_off_again({})  # it ended with the outcome of step 5
     assert (seq.tokens, second.moves) == ([1, 2, 3, 4], {})
+
+
+# ------------------------------------------------------------------ requests
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_request_that_fills_the_pool_ends_by_its_token_in_flight_if_that_ends_it(depth: int, stops: bool) -> None:
+    """Two blocks of 4, a prompt of 7: the first output takes the last slot, the second would need none, a third one more block. If the
+    second ends it, it has stopped; else it ends for want of blocks, with two tokens all the same."""
+    full = reference_outputs([request("a", range(1, 8), 3)])["a"][0][0]
+    engine, log = make_engine(2, 4, policies(prefix_cache="none"), depth=depth)
+    serve(engine, [request("a", range(1, 8), 3, stop_token_ids=(full[1],) if stops else ())])
+    assert full[0] != full[1]
+    assert log.outputs == {"a": ((full[:2], "stop" if stops else "kv_capacity"),)}

@@ -7,18 +7,20 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
-from engine_support import Log, make_engine, policies, policy_names, prompt_of, request, run_to_end
+from engine_support import Forcer, Log, make_engine, policies, policy_names, prompt_of, request, run_to_end
 
 from kvlab.engine import Engine, steady
+from kvlab.engine.runners.late_tokens import LastTokens
 from kvlab.engine.runners.simulated import SimulatedRunner
 from kvlab.policies.batching import Chunked
 from kvlab.policies.prefix_cache import Radix
 from kvlab.testing.invariants import check_drained, check_invariants
 from kvlab.testing.late import LateRunner
 from kvlab.testing.paged_fake import PagedFakeRunner
-from kvlab.types import LATE, GroupView, Now, UserError
-from kvlab.types.columns import Decodes
+from kvlab.types import LATE, GroupView, Now, Outcome, Plan, ScheduledSeq, UserError
+from kvlab.types.columns import Decodes, OneEach
 
 NEVER = 10**9
 EOS = (3,)
@@ -241,6 +243,53 @@ def test_a_lane_that_stops_leaves_the_others_alone_at_depth_1(monkeypatch: pytes
         assert [log.records[name].num_output_tokens for name in ("r0", "r2")] == [20, 20]
         outputs.append({name: record.outputs for name, record in log.records.items()})
     assert outputs[0] == outputs[1]
+
+
+def five(fewest: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> Log:
+    """Five that decode together, of which one ends early by length, one by a token that the others have too, and one gives way."""
+    monkeypatch.setattr(steady, "FEWEST", fewest)
+    monkeypatch.setattr(steady, "NUM_ROWS", 4)  # sequences are written every four steps
+    engine, log = make_engine(60, 4, policies(prefix_cache="hash"), runner=SimulatedRunner(7), vocab_size=7, depth=depth)
+    for i, max_tokens in enumerate((20, 9, 20, 14, 20)):
+        engine.add_request(request(f"r{i}", prompt_of(3 + i, i, 7), max_tokens, stop_token_ids=(6,) if i == 2 else ()))
+    forcer = Forcer(engine)
+    for step in range(60):
+        if step == 5:
+            forcer.before.append("r3")
+        if engine.has_work:
+            engine.step()  # and nobody looks at a sequence, which would write it
+    assert (engine.has_work, forcer.num_forced) == (False, 1)
+    check_drained(engine)
+    return log
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_few_that_decode_say_the_same_in_columns_and_without(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    log = five(1, depth, monkeypatch)
+    assert counted.lanes > 40
+    assert 1 < log.records["r2"].num_output_tokens < 20
+    assert [log.records[name].num_output_tokens for name in ("r0", "r1", "r3", "r4")] == [20, 9, 14, 20]
+    assert any(6 in ids for name in ("r0", "r1", "r3", "r4") for ids, _ in log.records[name].outputs)  # which ends r2 alone
+    same(log, five(NEVER, depth, monkeypatch))
+
+
+def test_lanes_publish_a_block_in_the_step_that_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 3, 4 and 5 tokens, blocks of 4; in step 0 the prompts are computed, then a token a step."""
+    engine, log = crowd(3, monkeypatch, prefix_cache="hash")
+    for _ in range(6):
+        engine.step()
+    published = [(event.step, event.request_id) for event in log.events if event.kind == "publish"]
+    assert published == [(0, "r1"), (0, "r2"), (1, "r0"), (3, "r2"), (4, "r1"), (5, "r0")]
+
+
+def test_tokens_of_lanes_that_have_changed_are_looked_up_by_sequence() -> None:
+    """Depth 1: sequences 1 and 2 sampled 10 and 20 as lanes, 3 sampled 30 on its own. The next plan has 2 and 3 as lanes."""
+    column = Decodes((1, 2), np.array([4, 4]), 0, 10, (ScheduledSeq(3, 6, 1),))
+    last = LastTokens()
+    last.note(Plan(0, 0.0, column), Outcome(0, OneEach(np.array([10, 20]), ((30,),))))
+    late = OneEach(np.array([LATE, LATE]), ())
+    assert last.fill(Plan(1, 0.0, Decodes((2, 3), np.array([5, 7]), 0, 14, ()), late)).token_ids == ((20,), (30,))
 
 
 def test_few_groups_have_no_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
