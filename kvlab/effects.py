@@ -39,6 +39,14 @@ def without_effect(config: Mapping[str, Any], policies: PolicySet, given: Mappin
     return (*_numbers(config, given), *_policies(config, policies), *_sizes(config), *_machine(config))
 
 
+def no_token_limit(max_num_batched_tokens: int, policies: PolicySet) -> Iterator[str]:
+    """That this limit is none, where the batching policy says so."""
+    if not policies.batching.has_token_limit:
+        name = type(policies.batching).__name__
+        yield (f"max_num_batched_tokens = {max_num_batched_tokens} does not limit a step with batching {name}: prompts are computed whole, "
+               "however many enter at once (max_num_seqs limits how many).")  # fmt: skip
+
+
 def _set(config: Mapping[str, Any], key: str) -> bool:
     """Whether a value was set: there, not "none", and not the default."""
     return bool(config.get(key)) and config[key] != main().get(key, config[key])
@@ -64,7 +72,9 @@ def _numbers(config: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[st
 
 
 def _policies(config: Mapping[str, Any], policies: PolicySet) -> Iterator[str]:
-    """Policies that are never asked."""
+    """Policies that are never asked, and limits that they don't ask for."""
+    if _set(config, "max_num_batched_tokens"):
+        yield from no_token_limit(config["max_num_batched_tokens"], policies)
     eviction = type(policies.eviction)
     if not policies.prefix_cache.enabled and eviction is not type(PolicySet().eviction):
         name = type(policies.prefix_cache).__name__

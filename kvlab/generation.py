@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from kvlab.engine.detokenizer import Detokenizer
 from kvlab.engine.sequence import Sequence, SequenceGroup
+from kvlab.engine.turn import DECIDING, Turn
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.types import Request, RequestRecord, TokenLogprobs
 
@@ -66,6 +67,23 @@ class Chunk:
     finish_reason: str
 
 
+class ChunkStream(Iterator[Chunk]):
+    """Chunks as they come. `close()`, or letting go of it, aborts what still runs. Several threads may read one; each chunk goes to one."""
+
+    def __init__(self, chunks: Generator[Chunk, None, None]) -> None:
+        self._chunks = chunks
+        self._turn = Turn()
+
+    def __next__(self) -> Chunk:
+        with self._turn.take("A stream of kvlab.LLM", DECIDING):
+            return next(self._chunks)
+
+    def close(self) -> None:
+        """No more chunks are wanted."""
+        with self._turn.take("close() of a stream", DECIDING):
+            self._chunks.close()
+
+
 class LiveRequest:
     """A request in the engine, and how much of it has been streamed."""
 
@@ -95,7 +113,12 @@ class LiveRequest:
             if reason:
                 self._closed.add(seq.stream)
             if ids or reason:
-                yield Chunk(self.number, seq.stream, self._new_text(seq, sent), ids, reason)  # (others may step the engine meanwhile)
+                yield Chunk(self.number, seq.stream, self._new_text(seq, sent), ids, reason)
+
+    def last_chunk(self) -> Iterator[Chunk]:
+        """For who does not stream: one chunk without text, once the request has ended."""
+        if self.record is not None:
+            yield Chunk(self.number, 0, "", (), self.record.finish_reason)
 
     def _new_text(self, seq: Sequence, num_sent: int) -> str:
         """Text of the tokens behind the first `num_sent`."""

@@ -6,16 +6,21 @@ One engine lives as long as the object, so prefixes of earlier calls are found i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvlab.assembly import engine_config, make_engine, parts_of, policy_objects
 from kvlab.config import check_value
+from kvlab.effects import no_token_limit
 from kvlab.engine.config import PolicySet
 from kvlab.engine.engine import Engine
-from kvlab.generation import Chunk, GenerationOutput, LiveRequest
+from kvlab.generation import Chunk, ChunkStream, GenerationOutput, LiveRequest
 from kvlab.interrupts import interrupts_held
 from kvlab.model.loading import LoadedModel, ModelSpec, load_model
 from kvlab.model.random_weights import SHAPES
@@ -28,6 +33,11 @@ from kvlab.prompts import as_prompts, one_each
 from kvlab.types import Listener, Request, RequestRecord, SamplingParams, UserError, unknown_name
 from kvlab.types.chat import CHAT_DATE, Message, as_messages
 
+_log = logging.getLogger("kvlab.llm")
+
+MAX_NUM_BATCHED_TOKENS = 2048
+"""Tokens a step may compute, unless given."""
+
 CPU_KV_TOKENS = 16_384
 """Tokens of the KV pool on a CPU, unless a size is given."""
 
@@ -36,6 +46,8 @@ Prompts = str | Iterable[str] | Iterable[int] | Iterable[str | Iterable[int]]
 
 class LLM:
     """A model and an engine.
+
+    Threads: several may call it at once. A step serves all of them, one thread at a time steps, and each gets its own answers.
 
     Args:
         model: "smollm2" (bundled), "tiny", "dummy_llama3_8b" and other shapes, a folder, a Hugging Face id, a spec or a loaded model.
@@ -63,7 +75,7 @@ class LLM:
         gpu_memory_utilization: float = 0.9,
         num_cpu_blocks: int = 0,
         max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
+        max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
         max_model_len: int | None = None,
         watermark: float = 0.01,
         depth: int = 0,
@@ -83,6 +95,8 @@ class LLM:
             check_value(key, value)
         chosen = {"admission": Watermark(watermark), "block_sizing": Fixed(block_size)} | policy_objects(policies)
         self.policies = PolicySet(**chosen)
+        for note in no_token_limit(max_num_batched_tokens, self.policies) if max_num_batched_tokens != MAX_NUM_BATCHED_TOKENS else ():
+            _log.warning("%s", note)
         self.loaded = model if isinstance(model, LoadedModel) else load_model(_spec(model), dtype, device)
         self._tokenizer = dated(self.loaded.tokenizer, chat_date)
         parts = parts_of(self.loaded)
@@ -91,6 +105,9 @@ class LLM:
         self.engine: Engine = make_engine(engine_config(config, self.policies, parts), self.policies, parts, listeners)
         self._ids = itertools.count()
         self._live: dict[str, LiveRequest] = {}  # in the engine, by request_id
+        self._left: deque[LiveRequest] = deque()  # to be aborted at the end of a turn
+        self._is_busy = False  # in the middle of a turn
+        self._is_whole = True  # no step has failed half-way
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -122,13 +139,22 @@ class LLM:
             UserError: an empty prompt, one that can never fit, text without a tokenizer, another number of sampling parameters
                 than of prompts. Nothing was started then.
         """
-        return self._finish(self._start(self._requests(prompts, sampling, cache, cache_until)), on_chunk, progress)
+        requests, live = self._requests(prompts, sampling, cache, cache_until), list[LiveRequest]()
+        with (
+            Progress(len(requests), "generate", "req", progress) as bar,
+            closing(self._steps(requests, live, streaming=on_chunk is not None)) as chunks,
+        ):
+            for chunk in chunks:
+                if on_chunk is not None:
+                    on_chunk(chunk)
+                bar.update(sum(one.record is not None for one in live))
+        return [one.output() for one in live]
 
     def stream(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None = None, *,
-               cache: bool | Sequence[bool] = True, cache_until: int | Sequence[int | None] | None = None) -> Iterator[Chunk]:  # fmt: skip
+               cache: bool | Sequence[bool] = True, cache_until: int | Sequence[int | None] | None = None) -> ChunkStream:  # fmt: skip
         """Complete prompts and yield tokens as they come. Prompts are checked at once and start with the first chunk that is asked for;
-        leaving the loop early aborts what still runs. Several streams may go on side by side, in one batch."""
-        return self._stream(self._requests(prompts, sampling, cache, cache_until))
+        leaving the loop early aborts what still runs (or `close()`). Several streams may go on side by side, in one batch."""
+        return ChunkStream(self._steps(self._requests(prompts, sampling, cache, cache_until), [], streaming=True))
 
     def chat(
         self,
@@ -151,13 +177,19 @@ class LLM:
         conversations: Sequence[Any] = messages if isinstance(messages[0], (list, tuple)) else [messages]
         checked = [as_messages(one, f"Conversation {i}" if len(conversations) > 1 else "") for i, one in enumerate(conversations)]
         tokenizer = self._need_tokenizer("a conversation")
-        ids = [tokenizer.apply_chat(conversation) for conversation in checked]  # type: ignore[arg-type]
+        with self._turn():  # (tokenizers are no more used from two threads at once than engines)
+            ids = [tokenizer.apply_chat(conversation) for conversation in checked]  # type: ignore[arg-type]
         return self.generate(ids, sampling, cache=cache, cache_until=cache_until, on_chunk=on_chunk, progress=progress)
 
     # --------------------------------------------------------------------- requests
 
     def _requests(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None, cache: Any,
                   cache_until: Any) -> list[Request]:  # fmt: skip
+        with self._turn():
+            return self._checked_requests(prompts, sampling, cache, cache_until)
+
+    def _checked_requests(self, prompts: Prompts, sampling: SamplingParams | Sequence[SamplingParams] | None, cache: Any,
+                          cache_until: Any) -> list[Request]:  # fmt: skip
         texts = as_prompts(prompts)
         if sampling is None or isinstance(sampling, SamplingParams):
             each = [sampling or SamplingParams()] * len(texts)
@@ -186,68 +218,63 @@ class LLM:
             raise UserError(f"Model {self.loaded.name!r} has no tokenizer, so it can't read {what}: give token ids.")
         return self.tokenizer
 
-    def _start(self, requests: list[Request]) -> list[LiveRequest]:
-        """Into the engine with them, all or none."""
-        live: list[LiveRequest] = []
-        now_s = self.engine.clock.now()
-        with interrupts_held():
+    # ------------------------------------------------------------------------ turns
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """In here the engine is this thread's alone, and Ctrl-C waits. UserError: a listener or policy called, from within a step."""
+        with interrupts_held(), self.engine.turn.take("kvlab.LLM"):
+            if self._is_busy:
+                raise UserError("kvlab.LLM was called within a step of its own engine, by a listener or a policy. Call it from on_chunk, "
+                                "or when the call has returned.")  # fmt: skip
+            self._is_busy = True
             try:
-                for number, request in enumerate(requests):
-                    self.engine.add_request(replace(request, arrival_s=now_s))
-                    live.append(LiveRequest(number, request, self.engine.groups[request.request_id], self.tokenizer))
-            except BaseException:
-                self._abort(live)
-                raise
-        self._live.update({one.request.request_id: one for one in live})
-        return live
+                try:
+                    yield
+                finally:
+                    self._abort_left()
+                while self._is_whole and self.engine.has_work and not self.engine.groups:
+                    self._step()  # with nobody left, take in what is in flight (depth 1): between two calls nothing holds a block
+            finally:
+                self._is_busy = False
+        time.sleep(0)  # another thread's turn, if one waits
 
-    def _finish(self, live: list[LiveRequest], on_chunk: Callable[[Chunk], None] | None, progress: bool) -> list[GenerationOutput]:
-        with Progress(len(live), "generate", "req", progress) as bar:
-            for chunk in self._steps(live, streaming=on_chunk is not None):
-                if on_chunk is not None:
-                    on_chunk(chunk)
-                bar.update(sum(one.record is not None for one in live))
-        return [one.output() for one in live]
+    def _steps(self, requests: list[Request], live: list[LiveRequest], streaming: bool) -> Generator[Chunk, None, None]:
+        """Start `requests`, all or none, and step until they have ended. Fills `live`. Yields chunks: every token when streaming, else the
+        last one of each prompt.
 
-    def _stream(self, requests: list[Request]) -> Iterator[Chunk]:
-        yield from self._steps(self._start(requests), streaming=True)
-
-    def _steps(self, live: list[LiveRequest], streaming: bool) -> Iterator[Chunk]:
-        """Step until all of `live` have ended. Yields chunks: every token when streaming, else the last one of each prompt.
-
-        Others may step the same engine between two chunks (a second stream, `generate` within a loop over one): whoever steps says what
-        ended to whom it concerns.
+        Others may step the same engine between two chunks (a second stream, `generate` within a loop over one, another thread): whoever
+        steps says what ended to whom it concerns.
         """
-        open_ones = list(live)
         try:
+            with self._turn():
+                self._start(requests, live)
+            open_ones = list(live)
             while open_ones:
-                if all(one.record is None for one in open_ones):
-                    self._step()
-                ended = [one for one in open_ones if one.record is not None]
-                if streaming:
-                    for one in open_ones:
-                        yield from one.chunks()
-                open_ones = [one for one in open_ones if one not in ended]
-                if not streaming:
-                    for one in ended:
-                        assert one.record is not None
-                        yield Chunk(one.number, 0, "", (), one.record.finish_reason)
+                with self._turn():
+                    if all(one.record is None for one in open_ones):
+                        self._step()
+                    chunks = [chunk for one in open_ones for chunk in (one.chunks() if streaming else one.last_chunk())]
+                    open_ones = [one for one in open_ones if one.record is None]
+                yield from chunks
         finally:
-            with interrupts_held():
-                self._abort([one for one in open_ones if one.record is None])
+            self._leave([one for one in live if one.record is None])
+
+    def _start(self, requests: list[Request], live: list[LiveRequest]) -> None:
+        now_s = self.engine.clock.now()
+        for number, request in enumerate(requests):
+            self.engine.add_request(replace(request, arrival_s=now_s))
+            one = LiveRequest(number, request, self.engine.groups[request.request_id], self.tokenizer)
+            live.append(one)
+            self._live[request.request_id] = one
 
     def _step(self) -> None:
-        with interrupts_held():
-            engine = self.engine
-            if not engine.has_work and not engine.has_ended:
-                raise RuntimeError(f"{', '.join(self._live)}: no longer in the engine. Was it taken out by hand?")
-            self._hand_out(engine.step().finished if engine.has_work else engine.take_ended())
-            self._land()
-
-    def _land(self) -> None:
-        """With nobody left, take in what is still in flight (depth 1): between two calls nothing holds a block."""
-        while self.engine.has_work and not self.engine.groups:
-            self.engine.step()
+        engine = self.engine
+        if not engine.has_work and not engine.has_ended:
+            raise RuntimeError(f"{', '.join(self._live)}: no longer in the engine. Was it taken out by hand?")
+        self._is_whole = False
+        self._hand_out(engine.step().finished if engine.has_work else engine.take_ended())
+        self._is_whole = True
 
     def _hand_out(self, ended: Iterable[RequestRecord]) -> None:
         for record in ended:
@@ -255,11 +282,19 @@ class LLM:
             if one is not None:
                 one.record = record
 
-    def _abort(self, live: list[LiveRequest]) -> None:
-        for one in live:
-            self.engine.abort(one.request.request_id)
-        self._hand_out(self.engine.take_ended())
-        self._land()
+    def _leave(self, live: list[LiveRequest]) -> None:
+        """Nobody wants these any more. Where the garbage collector closes a stream in the middle of a turn of this thread, they are
+        aborted at its end."""
+        self._left.extend(live)
+        with self.engine.turn.lock:
+            if live and not self._is_busy and not self.engine.turn.within:
+                with self._turn():
+                    pass
+
+    def _abort_left(self) -> None:
+        while self._left:
+            self.engine.abort(self._left.popleft().request.request_id)
+            self._hand_out(self.engine.take_ended())
 
 
 def _spec(model: str | Path | ModelSpec) -> ModelSpec:

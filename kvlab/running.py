@@ -171,6 +171,7 @@ def _serve(setup: Setup, parts: Parts, out: RunFolder, listeners: list[Listener]
         try:
             driver.drive(engine, setup.workload, show)
         finally:
+            engine.close()
             parts.runner.close()
 
 

@@ -144,6 +144,9 @@ NO_TOKEN_LIMIT = 2**31 - 1
 class BatchingPolicy(EngineEvents, ABC):
     """What a step is made of."""
 
+    has_token_limit: ClassVar[bool] = True
+    """False: `token_budget` is NO_TOKEN_LIMIT whatever max_num_batched_tokens says, which a run that sets it is told."""
+
     @abstractmethod
     def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
         """Alternatives, tried in order until one schedules something; each is an order of queues (RUNNING, WAITING, SWAPPED).

@@ -36,15 +36,16 @@ class Drains:
         step = self._step
 
         def watched(engine: Engine, now_s: float | None = None) -> Any:
-            self._open[id(engine)] = engine
-            try:
-                result = step(engine, now_s)
-            except BaseException:
-                self._failed.add(engine)
-                raise
-            if not engine.has_work:
-                self._check(engine)
-            return result
+            with engine.turn.lock:
+                self._open[id(engine)] = engine
+                try:
+                    result = step(engine, now_s)
+                except BaseException:
+                    self._failed.add(engine)
+                    raise
+                if not engine.has_work:
+                    self._check(engine)
+                return result
 
         Engine.step = watched  # type: ignore[method-assign, assignment]
 

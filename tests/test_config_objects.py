@@ -136,6 +136,12 @@ def unheeded(*words: str, **given: object) -> tuple[str, ...]:
         (["prefix_cache=none", "eviction=sieve"],
          "eviction Sieve has no effect with prefix_cache NoCache: no block stays cached, so none is evicted."),
         (["num_cpu_blocks=8"], "num_cpu_blocks = 8 has no effect with preemption.mode=recompute: nothing is swapped out."),
+        (["batching=static", "max_num_batched_tokens=7"],
+         "max_num_batched_tokens = 7 does not limit a step with batching Static: prompts are computed whole, however many enter at once "
+         "(max_num_seqs limits how many)."),
+        (["+policy=walkthrough", "max_num_batched_tokens=7"],
+         "max_num_batched_tokens = 7 does not limit a step with batching Walkthrough: prompts are computed whole, however many enter at "
+         "once (max_num_seqs limits how many)."),
         (["num_blocks=64", "kv_cache_tokens=2048"], "kv_cache_tokens = 2048 has no effect: num_blocks = 64 says how large the pool is."),
         (["memory_fraction=0.9"], "memory_fraction = 0.9 has no effect: kv_cache_tokens = 4096 says how large the pool is."),
         (["cost_model=h100"], "cost_model has no effect with runner=torch: only runner=simulated takes its times from it."),

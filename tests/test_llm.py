@@ -361,3 +361,13 @@ def test_models_by_name_folder_and_id(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=say):
             kvlab.LLM(name)
+
+
+def test_a_limit_that_the_batching_policy_does_not_take_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = load_model(tiny(), "float32", "cpu")
+    LLM(model, kv_cache_tokens=256, batching="static")
+    LLM(model, kv_cache_tokens=256, max_num_batched_tokens=7)
+    assert caplog.messages == []
+    LLM(model, kv_cache_tokens=256, batching="static", max_num_batched_tokens=7)
+    (message,) = caplog.messages
+    assert message.startswith("max_num_batched_tokens = 7 does not limit a step with batching Static: prompts are computed whole")

@@ -22,6 +22,7 @@ from kvlab.engine.commit import Committer
 from kvlab.engine.config import EngineConfig, PolicySet
 from kvlab.engine.flight import Flight
 from kvlab.engine.hearing import hearers
+from kvlab.engine.ownership import Owned
 from kvlab.engine.randomness import request_seed
 from kvlab.engine.records import StatsMaker, make_record, refused_record
 from kvlab.engine.request_checks import check_request
@@ -29,6 +30,7 @@ from kvlab.engine.runners.base import Runner, RunnerConfig
 from kvlab.engine.scheduler import Scheduler
 from kvlab.engine.sequence import FINISHED, RUNNING, Sequence, SequenceGroup
 from kvlab.engine.stopping import ids_of_the_model
+from kvlab.engine.turn import DECIDING, TELLING, Turn
 from kvlab.model.config import token_id_tuple
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.types import (
@@ -57,6 +59,9 @@ class StepResult(NamedTuple):
 class Engine:
     """Serves requests under a set of policies.
 
+    Threads: what is asked of it waits for its `turn`, and a step's `finished` are told to whoever stepped. A listener or a policy
+    is called within a step: it may add and abort requests once the step is complete (`on_step`, `on_request`), and nothing before.
+
     Args:
         config: limits. policies: one a seam; the engine takes them over (a policy object serves one engine at a time).
         runner: carries out plans. clock: WallClock by default.
@@ -66,13 +71,17 @@ class Engine:
         block_bytes: bytes of one block over all layers (for preemption modes that weigh a transfer; 0 where there is no cache).
 
     Raises:
-        UserError: an impossible combination.
+        UserError: an impossible combination; a policy or runner that serves another engine which has requests.
     """
 
     def __init__(self, config: EngineConfig, policies: PolicySet, runner: Runner, clock: Clock | None = None,
                  tokenizer: Tokenizer | None = None, eos_token_ids: Seqs[int] = (), listeners: Seqs[Listener] = (),
                  model_dtype: str = "float32", block_bytes: int = 0, vocab_size: int | None = None) -> None:  # fmt: skip
         policies.check(config)
+        self.turn = Turn()
+        self.groups: dict[str, SequenceGroup] = {}
+        self._flights: list[Flight] = []  # submitted and not committed, in order
+        self.owned = Owned(self, policies, runner)
         policies.reset()
         self.config = config
         self.policies = policies
@@ -95,7 +104,6 @@ class Engine:
         self._tell_computed = hearers(policies, "computed")
         self._ended_groups: list[tuple[SequenceGroup, float]] = []  # policies hear of them once they have heard what was computed
         self._sequences: dict[int, Sequence] = {}
-        self.groups: dict[str, SequenceGroup] = {}
         self._num_groups = 0
         self._next_seq_id = 0
         self.committer = Committer(self.scheduler, self.kv, tokenizer, self.eos_token_ids, self._new_seq_id, self._finish_group,
@@ -103,7 +111,6 @@ class Engine:
         self._stats = StatsMaker(self.scheduler, self.kv)
         self._step = 0  # that block events belong to
         self._num_launched = 0
-        self._flights: list[Flight] = []  # submitted and not committed, in order
         self.scheduler.lanes.flights = self._flights
         self._finished: list[RequestRecord] = []
         self._untold: list[RequestRecord] = []  # ended within this step; listeners hear of them once the commit is complete
@@ -132,16 +139,20 @@ class Engine:
             UserError: empty prompt, ids (of the prompt, to stop at) outside the vocabulary, nothing but end ids to choose from below
                 min_tokens, more sequences than a step can hold, stop strings without tokenizer.
         """
-        check_request(request, self.config, None if self.kv.regions is None else self.policies.layout, self.vocab_size, self.tokenizer,
-                      self.eos_token_ids)  # fmt: skip
+        check_request(request, self.config, self.policies, self.vocab_size, self.tokenizer, self.eos_token_ids)
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
             UserError: it can never be served (see `check_request`), its id is in use, or a policy lacks the truth about it
-                (MissingOracle). Nothing is changed.
+                (MissingOracle); another engine has been given its policies since. Nothing is changed.
         """
+        with self.turn.take("Engine.add_request"):
+            self.owned.check()
+            self._add(request)
+
+    def _add(self, request: Request) -> None:
         self.check_request(request)
         if request.request_id in self.groups:
             raise UserError(f"Request id {request.request_id!r} is in use. Give every request of a run its own id.")
@@ -172,6 +183,10 @@ class Engine:
 
     def abort(self, request_id: str, now_s: float | None = None) -> RequestRecord | None:
         """End a request wherever it is; None when there is no such request (any more). Its blocks are free at once."""
+        with self.turn.take("Engine.abort"):
+            return self._abort(request_id, now_s)
+
+    def _abort(self, request_id: str, now_s: float | None) -> RequestRecord | None:
         group = self.groups.get(request_id)
         if group is None:
             return None
@@ -189,7 +204,13 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks. False, and nothing changed, while some request holds a block."""
-        return self.kv.reset_cache()
+        with self.turn.take("Engine.reset_prefix_cache"):
+            self.owned.check()
+            return self.kv.reset_cache()
+
+    def close(self) -> None:
+        """It takes no more requests, and its policies may be given to another engine, whatever it has left to do."""
+        self.owned.give_back()
 
     @property
     def has_work(self) -> bool:
@@ -218,15 +239,17 @@ class Engine:
             The first step taken in; `finished` of all of them. (Listeners hear each.)
         Raises:
             IllegalDecision: a policy decided what can't be, or kept everything from running though nothing stood in its way.
+            UserError: a listener or policy called it, within a step.
         """
-        at_s = self.clock.now() if now_s is None else now_s
-        self._launch(at_s)
-        if self.config.depth and len(self._flights) == 1 and not self._flights[0].plan.is_empty:
+        with self.turn.take("Engine.step", DECIDING):
+            at_s = self.clock.now() if now_s is None else now_s
             self._launch(at_s)
-        plan, outcome, stats = self._land()
-        while self._flights and self._flights[-1].plan.is_empty:
-            self._land()
-        return StepResult(plan, outcome, stats, self.take_ended())
+            if self.config.depth and len(self._flights) == 1 and not self._flights[0].plan.is_empty:
+                self._launch(at_s)
+            plan, outcome, stats = self._land()
+            while self._flights and self._flights[-1].plan.is_empty:
+                self._land()
+            return StepResult(plan, outcome, stats, self.take_ended())
 
     def _launch(self, now_s: float) -> None:
         """Make a plan and submit it."""
@@ -268,9 +291,11 @@ class Engine:
         execute_s = outcome.execute_s if outcome.execute_s else executed - flight.submitted_s
         stats = self._stats.make(plan, counts, end_s, flight.schedule_s, execute_s, committed - executed)
         self._step = self._num_launched
+        self.turn.within = TELLING
         self._tell_ended()
         for listener in self.listeners:
             listener.on_step(plan, outcome, stats)
+        self.turn.within = DECIDING
         return plan, outcome, stats
 
     def _take_back(self, flight: Flight) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvlab.cache.free_blocks import FreeBlocks
-from kvlab.engine.config import EngineConfig
+from kvlab.engine.config import EngineConfig, PolicySet
 from kvlab.engine.stopping import end_token_ids
 from kvlab.model.tokenizer import Tokenizer
 from kvlab.policies.base import LayoutPolicy, RegionNeed, SlotLayout
@@ -13,9 +13,9 @@ from kvlab.types import Request, RequestTooLong, SamplingParams, UserError, wron
 from kvlab.types.token_ids import token_ids
 
 
-def check_request(request: Request, config: EngineConfig, layout: LayoutPolicy | None, vocab_size: int | None,
-                  tokenizer: Tokenizer | None, eos_token_ids: Sequence[int] = ()) -> None:  # fmt: skip
-    """Raise a UserError, as `Engine.check_request` says. `layout`: one of regions, else None. vocab_size: None: ids are not checked."""
+def check_request(request: Request, config: EngineConfig, policies: PolicySet, vocab_size: int | None, tokenizer: Tokenizer | None,
+                  eos_token_ids: Sequence[int] = ()) -> None:  # fmt: skip
+    """Raise a UserError, as `Engine.check_request` says. vocab_size: None: ids are not checked."""
     name = f"Request {request.request_id!r}"
     num_prompt, num_seqs = len(request.prompt_token_ids), request.sampling.num_sequences
     if num_prompt == 0:
@@ -29,8 +29,8 @@ def check_request(request: Request, config: EngineConfig, layout: LayoutPolicy |
         if low < 0 or high >= vocab_size:
             raise UserError(f"{name} holds token id {low if low < 0 else high}; ids of this model are 0 to {vocab_size - 1}.")
     _check_end_ids(name, request.sampling, vocab_size, eos_token_ids)
-    limit = min(config.max_num_seqs, config.max_num_batched_tokens)
-    if num_seqs > limit:
+    if num_seqs > config.max_num_seqs or (policies.batching.has_token_limit and num_seqs > config.max_num_batched_tokens):
+        limit = min(config.max_num_seqs, config.max_num_batched_tokens)
         raise UserError(f"{name} decodes {num_seqs} sequences at once; max_num_seqs = {config.max_num_seqs} and max_num_batched_tokens "
                         f"= {config.max_num_batched_tokens} allow {limit}. Lower n or beam_width, or raise them.")  # fmt: skip
     if request.sampling.stop and tokenizer is None:
@@ -38,10 +38,10 @@ def check_request(request: Request, config: EngineConfig, layout: LayoutPolicy |
     if num_prompt >= config.max_model_len:
         raise RequestTooLong(f"{name}: a prompt of {num_prompt} tokens and one output token exceed max_model_len = "
                              f"{config.max_model_len}. The longest prompt that fits is {config.max_model_len - 1} tokens.")  # fmt: skip
-    if layout is not None:
-        _check_regions(name, request, config, layout)
-    else:
+    if policies.layout.shares_blocks:
         _check_room(name, num_prompt, config)
+    else:
+        _check_regions(name, request, config, policies.layout)
 
 
 def _check_end_ids(name: str, sampling: SamplingParams, vocab_size: int | None, eos_token_ids: Sequence[int]) -> None:

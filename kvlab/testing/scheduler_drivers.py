@@ -32,6 +32,8 @@ def drive_batching(policy: BatchingPolicy, rng: Random, rules: Rules) -> list[ob
             same = sorted(order) == [group.group_id for group in queues.running]
             rules.require(same, "running order", f"{len(queues.running)} groups run, the order is {order}")
         rules.require(is_int(budget) and budget >= 1, "token budget", f"{budget!r} of {limit}")
+        says = "a policy that goes beyond the limit says has_token_limit = False"
+        rules.require(budget <= limit or not policy.has_token_limit, "token budget", f"{budget} of {limit}: {says}")
         chunks = [_checked_chunk(policy, rng.randint(1, 100), rng.randint(1, limit), limit, rules) for _ in range(8)]
         for num_uncomputed in (1, limit, limit + 1, 10 * limit):
             chunk = _checked_chunk(policy, num_uncomputed, budget, limit, rules)

@@ -13,10 +13,12 @@ class Static(BatchingPolicy):
 
     Source: `transformers` generate on padded batches, https://huggingface.co/docs/transformers/llm_tutorial; "request-level
         scheduling" in Orca (Yu et al., OSDI 2022), https://www.usenix.org/conference/osdi22/presentation/yu
-    Parameters: none. The batch size is the engine's max_num_seqs.
+    Parameters: none. The batch size is the engine's max_num_seqs; max_num_batched_tokens limits nothing.
     Deviations: no padding is computed, and a finished sequence leaves the step at once (its place stays empty until the batch
         ends). A group preempted for recompute comes back with the next batch.
     """
+
+    has_token_limit = False
 
     def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
         """The batch under way, or a new one when there is none."""

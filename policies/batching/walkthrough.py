@@ -13,10 +13,12 @@ class Walkthrough(BatchingPolicy):
 
     Source: the simplified scheduler of a walkthrough of vLLM (continuous batching in three phases), after vLLM 0.1,
         https://github.com/vllm-project/vllm/blob/v0.1.0/vllm/core/scheduler.py
-    Parameters: none. No token limit: a step is bounded by max_num_seqs and by the blocks there are.
+    Parameters: none. No token limit, whatever max_num_batched_tokens says: a step is bounded by max_num_seqs and by the blocks there are.
     Deviations: the engine admits nobody while a group is swapped out, so new requests don't overtake swapped ones (there they did,
         for ever if enough came), and when nothing runs swapped groups go first.
     """
+
+    has_token_limit = False
 
     def phases(self, queues: QueuesView, now: Now) -> Sequence[Sequence[str]]:
         """One mixed step; a swapped group is not overtaken once the pool has drained."""

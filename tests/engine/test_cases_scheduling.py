@@ -31,7 +31,7 @@ from kvlab.policies.base import AdmissionPolicy, BatchingPolicy, EntryView, Pree
 from kvlab.policies.preemption.mode import Recompute
 from kvlab.testing.invariants import check_drained, check_invariants
 from kvlab.testing.paged_fake import PagedFakeRunner
-from kvlab.types import GroupView, IllegalDecision, Now, PoolView, QueuesView, ScheduledSeq
+from kvlab.types import GroupView, IllegalDecision, Now, PoolView, QueuesView, ScheduledSeq, UserError
 from kvlab.workload.base import WorkloadContext
 from kvlab.workload.fixed import FixedWorkload
 
@@ -415,3 +415,19 @@ def test_every_request_is_served_once_under_every_scheduling_policy() -> None:
         engine, log = make_engine(8, 4, policies(scheduling=name))
         serve(engine, requests)
         assert log.outputs == wanted
+
+
+@pytest.mark.parametrize(("batching", "most"), [("static", 52), ("walkthrough", 52), ("chunked", 7), ("prefill_first", 7), ("sarathi", 7)])
+def test_whom_max_num_batched_tokens_limits(batching: str, most: int) -> None:
+    """Four prompts of 13 tokens. Static and walkthrough batching know no limit of tokens: more samples than it may decode."""
+    engine, log = make_engine(40, 4, policies(batching=batching), max_num_batched_tokens=7)
+    serve(engine, [request(str(i), prompt_of(13, i), 3) for i in range(4)])
+    assert max(sum(s.num_new_tokens for s in plan.scheduled) for plan in log.plans) == most
+    assert engine.policies.batching.has_token_limit is (most == 7)
+    nine = request("nine", prompt_of(3), 2, n=9)
+    if most == 7:
+        with pytest.raises(UserError, match="allow 7"):
+            engine.add_request(nine)
+    else:
+        serve(engine, [nine])
+        assert log.outputs["nine"] == reference_outputs([nine])["nine"]
