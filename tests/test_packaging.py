@@ -135,6 +135,8 @@ def test_constraints_pin_every_dependency() -> None:
 @pytest.mark.parametrize(("ci", "code"), [("true", 1), ("", 0)])
 def test_a_skipped_test_fails_in_ci(tmp_path: Path, ci: str, code: int) -> None:
     (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text(encoding="utf-8"), encoding="utf-8")
+    no_engines = "class Drains:\n    def watch(self): pass\n    def finish(self): pass\n"
+    (tmp_path / "drain_support.py").write_text(no_engines, encoding="utf-8")
     (tmp_path / "test_it.py").write_text("import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no reason')\n", encoding="utf-8")
     for workers in ("0", "2"):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers]

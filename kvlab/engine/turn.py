@@ -23,6 +23,10 @@ class Turn:
         self.lock = RLock()
         self.within = ""
 
+    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
+        """A copy of an engine is nobody's turn yet."""
+        return Turn, ()
+
     @contextmanager
     def take(self, what: str, within: str = "") -> Iterator[None]:
         """Wait until no other thread acts on the engine; in here, `within` is under way.
