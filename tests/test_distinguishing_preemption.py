@@ -69,6 +69,19 @@ def test_who_frees_nothing_is_the_last_choice_and_who_loses_nothing_the_first() 
     assert order == "acb"
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "random"])
+def test_of_equals_the_latest_to_enter_gives_way(name: str) -> None:
+    """Three that are alike, whose work is lost or kept."""
+    for lost in (32, 0):
+        alike = [group(number, priority=1, computed=32, own_blocks=2, lost=lost) for number in range(3)]
+        assert by_name("preemption", name).victim(alike, Now(0, 0.0)).group_id == 2
+
+
+def test_of_those_that_lose_nothing_who_frees_most_gives_way() -> None:
+    candidates = [group(0, 0, 32, 5, 0), group(1, 0, 32, 3, 0), group(2, 0, 0, 0, 0)]
+    assert by_name("preemption", "cost_aware").victim(candidates, Now(0, 0.0)).group_id == 0
+
+
 def test_random_draws_by_seed_step_and_candidates_alone() -> None:
     """The same question has the same answer; over 700 steps each of seven is drawn between 70 and 130 times."""
     policy, other = by_name("preemption", "random", seed=3), by_name("preemption", "random", seed=4)

@@ -207,6 +207,13 @@ def test_modes() -> None:
     assert CheaperOfBoth(20, 10_000).mode(victim._replace(num_free_swap_blocks=62), NOW) == "recompute"
 
 
+def test_equal_costs_are_computed_again() -> None:
+    """One block of 0.5 * 10^9 bytes there and back at 10^9 B/s: a second; 1,000 tokens at 1,000 a second: a second too."""
+    victim = VictimView(group(), num_computed_tokens=1000, num_swap_blocks=1, num_free_swap_blocks=1, block_bytes=500_000_000)
+    assert CheaperOfBoth(1, 1000).mode(victim, NOW) == "recompute"
+    assert CheaperOfBoth(1, 1000).mode(victim._replace(num_computed_tokens=1001), NOW) == "swap"
+
+
 def test_what_the_prefix_cache_keeps_is_not_computed_again() -> None:
     """As above, 13 ms to swap; of 1,000 tokens 900 are published: 10 ms if all of them stay cached, 55 ms if half of them do."""
     victim = VictimView(group(num_published_tokens=900), 1000, num_swap_blocks=63, num_free_swap_blocks=63, block_bytes=2 << 20)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvlab.policies.eviction import Fifo, Lru, Random
-from kvlab.replay import replay
+from kvlab.replay import AccessTrace, replay
 from kvlab.replay.__main__ import main
 from kvlab.types import BlockView, IllegalDecision, Now, UserError
 
@@ -28,6 +28,44 @@ def test_hit_rates_by_hand() -> None:
     assert (result.requests, result.accesses, result.object_hits, result.prefix_hits) == (4, 8, 2, 1)
     assert (result.object_hit_rate, result.prefix_hit_rate, result.request_hit_rate) == (0.25, 0.125, 0.125)
     assert result.token_hit_rate is None
+
+
+def test_hit_rates_of_a_policy_that_hears_events_by_hand() -> None:
+    """Capacity 3, FIFO. [1 2]: misses. [1 3]: hit, miss. [4 2]: 4 takes the place of 1; 2 is there, behind a miss. [1 2]: 1 for 2, then 2
+    for 3; there are 4 1 2. [1 9 2 8]: hit; 9 for 4; 2 is there, behind a miss; 8 for 1. [5]: for 2."""
+    result = replay([[1, 2], [1, 3], [4, 2], [1, 2], [1, 9, 2, 8], [5]], "fifo", capacity=3)
+    assert list(result.object_hits_per_request) == [0, 1, 1, 0, 2, 0]
+    assert list(result.prefix_hits_per_request) == [0, 1, 0, 0, 1, 0]
+    assert result.evicted == (b"1", b"2", b"3", b"4", b"1", b"2")
+    later = result.with_warmup(4)
+    assert (later.requests, later.object_hits, later.prefix_hits, later.accesses) == (2, 2, 1, 5)
+
+
+def test_what_a_block_says_of_times_and_of_the_block_before_it() -> None:
+    """[7 8] at 1 s, [7 9] at 5 s, [6] at 8 s: 7 was used at 5 s, came in at 1 s; 9 continues 7, which was found; 6 begins a request, in
+    the place of 8."""
+    heard: list[tuple[Any, ...]] = []
+
+    class Spy(Fifo):
+        def insert(self, block: BlockView, now: Now) -> None:
+            heard.append(("insert", block.content, block.parent, block.depth, block.inserted_s, block.used_s))
+
+        def hit(self, block: BlockView, now: Now) -> None:
+            heard.append(("hit", block.content, block.parent, block.depth, block.inserted_s, block.used_s))
+            super().hit(block, now)
+
+        def key(self, block: BlockView) -> tuple[float, ...]:
+            return (block.content != b"8", block.inserted_tick)
+
+    trace = AccessTrace("t", [[7, 8], [7, 9], [6]], [1.0, 5.0, 8.0])
+    replay(trace, Spy, capacity=3)
+    assert heard == [
+        ("insert", b"7", None, 0, 1.0, 1.0),
+        ("insert", b"8", b"7", 1, 1.0, 1.0),
+        ("hit", b"7", None, 0, 1.0, 5.0),
+        ("insert", b"9", b"7", 1, 5.0, 5.0),
+        ("insert", b"6", None, 0, 8.0, 8.0),
+    ]
 
 
 def test_token_and_request_rates_differ_from_block_rates(tmp_path: Path) -> None:

@@ -212,6 +212,26 @@ def test_a_tokenizer_may_be_given(tmp_path: Path) -> None:
         as_trace(path, reading=ReadOptions(tokenizer=5))
 
 
+def test_a_block_is_named_by_all_that_is_before_it(tmp_path: Path) -> None:
+    """A template that keeps the last message only, a word is its length: prompts 1 2 3 4, then 5 1 3 4; another conversation asks 1 2 8 8.
+    The 3 4 behind 5 1 is not the one behind 1 2; the 1 2 of both conversations is one block."""
+
+    class Forgets:
+        vocab_size = 1000
+        bos_token_id = None
+
+        def encode(self, text: str) -> list[int]:
+            return [len(word) for word in text.split()]
+
+        def apply_chat(self, messages: list[dict[str, str]]) -> list[int]:
+            return self.encode(messages[-1]["content"])
+
+    path = lines(tmp_path / "s.jsonl", [talk("a bb ccc dddd", "x", "eeeee a ccc dddd", "x"), talk("a bb cccccccc dddddddd", "x")])
+    first, second, other = as_trace(path, reading=ReadOptions(block_size=2, tokenizer=Forgets())).blocks
+    assert [len(first), len(second), len({*first, *second})] == [2, 2, 4]
+    assert (other[0] == first[0], other[1] in {*first, *second}) == (True, False)
+
+
 def test_the_engine_is_answered_as_in_the_file(tmp_path: Path) -> None:
     """B=16, bytes: "hi" asks 52, the answer of 40 letters makes 92: all of the 5 blocks computed before the last token (91 of them)
     are found by the second prompt, of 52 + 40 + 11 + 17 + 1 + 11 + 22 = 154.
