@@ -12,7 +12,7 @@ import pytest
 import kvlab
 from kvlab.replay import AccessTrace, EngineOptions, ReadOptions, as_trace, replay
 from kvlab.replay.engine import open_served
-from kvlab.replay.trace import format_of
+from kvlab.replay.trace import BlockRows, format_of
 from kvlab.types import UserError
 from kvlab.workload.qwen_bailian import chain_ids
 
@@ -344,6 +344,14 @@ def test_engine_semantics_of_qwen_ids(tmp_path: Path) -> None:
     assert first.prompt_token_ids[:32] == third.prompt_token_ids[:32]
     assert first.prompt_token_ids[32:] != third.prompt_token_ids[32:]
     assert (third.session_id, third.turn) == ("chat-1", 0)
+
+
+def test_a_trace_in_arrays_is_cut_by_requests() -> None:
+    rows = BlockRows(np.array([0, 2, 3, 5]), np.array([1, 2, 3, 1, 4]))
+    cut = as_trace(AccessTrace("t", rows, [0.0, 1.0, 2.0], [9, 8, 7], [1, 2, 3]), limit=2)
+    assert [list(blocks) for blocks in cut.blocks] == [[1, 2], [3]]
+    assert (cut.num_accesses, cut.num_unique_blocks, list(cut.times_s)) == (3, 3, [0.0, 1.0])
+    assert (cut.input_lengths, cut.output_lengths) == ([9, 8], [1, 2])
 
 
 def test_a_hundred_thousand_requests_are_arrays(tmp_path: Path) -> None:
