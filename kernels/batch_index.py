@@ -37,12 +37,30 @@ class Group:
     mask: torch.Tensor | None
     is_causal: bool = False
     _bias: torch.Tensor | None = None
+    _head_rows: torch.Tensor | None = None
+    _head_bags: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def bias(self, dtype: torch.dtype) -> torch.Tensor | None:
         """`mask` as what is added to scores, 0 or -inf. Made once a step (attention would make it from a mask in every layer)."""
         if self.mask is not None and (self._bias is None or self._bias.dtype != dtype):
             self._bias = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device).masked_fill_(~self.mask, -torch.inf)
         return self._bias
+
+    def head_rows(self, num_kv_heads: int) -> torch.Tensor:
+        """int64 [S * K * L]: `slots` by sequence and KV head, as rows of a pool that is seen as [slots * K, D]. Made once a step."""
+        if self._head_rows is None:
+            heads_K1 = torch.arange(num_kv_heads, device=self.slots.device)[:, None]
+            self._head_rows = (self.slots.view(-1, 1, self.length) * num_kv_heads + heads_K1).flatten()
+        return self._head_rows
+
+    def head_bags(self, num_kv_heads: int, num_queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(`head_rows` for each of the `num_queries` query heads of a KV head [S * H * L], where each head's begin [S * H]). Made once a
+        step."""
+        if self._head_bags is None:
+            rows_X1L = self.head_rows(num_kv_heads).view(-1, 1, self.length)
+            rows = rows_X1L.expand(-1, num_queries, -1).flatten()
+            self._head_bags = rows, torch.arange(0, len(rows), self.length, device=rows.device)
+        return self._head_bags
 
 
 @dataclass(slots=True)
@@ -54,12 +72,12 @@ class BatchIndex:
     groups: list[Group]
     _scratch: torch.Tensor | None = None
 
-    def scratch(self, slots_PKD: torch.Tensor) -> torch.Tensor:
-        """Room for the K and V that a group reads, [2, max S * L, K, D], of the dtype and device of `slots_PKD`. It is made once a step and
-        serves all groups and layers in turn: fresh memory for each costs a CPU four times the copying itself."""
-        if self._scratch is None or self._scratch.dtype != slots_PKD.dtype or self._scratch.device != slots_PKD.device:
+    def scratch(self, cache_NBKD: torch.Tensor) -> torch.Tensor:
+        """Room for the K and V that a group reads, [2, max S * L * K, D], of the dtype and device of `cache_NBKD`. It is made once a step
+        and serves all groups and layers in turn: fresh memory for each costs a CPU four times the copying itself."""
+        if self._scratch is None or self._scratch.dtype != cache_NBKD.dtype or self._scratch.device != cache_NBKD.device:
             most = max(len(group.slots) for group in self.groups)
-            self._scratch = slots_PKD.new_empty((2, most, *slots_PKD.shape[1:]))
+            self._scratch = cache_NBKD.new_empty((2, most * cache_NBKD.shape[2], cache_NBKD.shape[3]))
         return self._scratch
 
 
