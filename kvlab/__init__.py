@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# OpenMP reads this when torch is first imported. Threads that spin at barriers make decoding several times slower as soon as anything
-# else wants a core (another run of a sweep, a browser); waiting passively costs nothing measurable on an idle machine.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# OpenMP reads these when torch is first imported. Threads that spin at barriers until they are needed again make decoding several times
+# slower as soon as anything else wants a core (another run of a sweep, a browser); threads that sleep at once lose a quarter of an idle
+# machine to waking up. So they spin for some 40 microseconds (the numbers that most barriers of a decode step need) and sleep then.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+# Read by torch at its first allocation: large tensors lie in huge pages where Linux gives them on request (`madvise`, the default of most
+# distributions). Fewer page faults for a step's intermediate results, fewer address translations for weights and KV blocks.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 # Packages that may be used without importing them first: kvlab.replay(...), a module that can be called, kvlab.replay.sweep(...).
 _SUBPACKAGES = ("compare", "analysis", "policies", "replay", "search", "testing", "trace")

@@ -120,6 +120,8 @@ class Side:
 
     def __init__(self, name: str, python: str, folder: str, args: argparse.Namespace) -> None:
         env = dict(os.environ, OMP_NUM_THREADS=str(args.threads))
+        for name_of_policy in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):  # how threads wait is each side's own choice
+            env.pop(name_of_policy, None)
         if name == "vllm":
             env |= VLLM_ENV | {"VLLM_CPU_OMP_THREADS_BIND": f"0-{args.threads - 1}"}
             preload = Path(python).parent.parent / "lib" / "libiomp5.so"
