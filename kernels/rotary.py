@@ -13,5 +13,4 @@ def rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) ->
 
     The first half of `sin` is negated already (kvlab.model.rope.rotary_table): x * cos + swap_halves(x) * sin.
     """
-    first, second = x_THD.chunk(2, dim=-1)
-    return torch.addcmul(x_THD * cos_T1D, torch.cat([second, first], dim=-1), sin_T1D)
+    return torch.addcmul(x_THD * cos_T1D, x_THD.roll(x_THD.shape[-1] // 2, dims=-1), sin_T1D)

@@ -20,9 +20,6 @@ __version__ = "0.1.0"
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-# Read by torch at its first allocation: large tensors lie in huge pages where Linux gives them on request (`madvise`, the default of most
-# distributions). Fewer page faults for a step's intermediate results, fewer address translations for weights and KV blocks.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 # Packages that may be used without importing them first: kvlab.replay(...), a module that can be called, kvlab.replay.sweep(...).
 _SUBPACKAGES = ("compare", "analysis", "policies", "replay", "search", "testing", "trace")

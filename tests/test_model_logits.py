@@ -72,6 +72,31 @@ def test_float32_error_is_at_most_twice_that_of_transformers(case) -> None:
         assert error <= 2 * their_error, f"{way}: {error:.2e} against {their_error:.2e}"
 
 
+@pytest.mark.parametrize(("num_tokens", "portions"), [(4, {4: 1}), (5, {4: 1, 1: 1}), (8, {4: 2}), (11, {4: 2, 3: 1})])
+def test_an_mlp_in_portions_is_the_mlp(monkeypatch: pytest.MonkeyPatch, num_tokens: int, portions: dict[int, int]) -> None:
+    """Portions of 4 tokens of prompts that fill them, and that do not. The wide products see at most a portion."""
+    config = CONFIGS["linear_rope_biases"]
+    weights, ids = random_weights(config, seed=3), list(range(num_tokens))
+    found, seen = [], []
+    for rows in (100, 4):
+        monkeypatch.setattr("kvlab.model.llama.MLP_ROWS", rows)
+        run = PagedRun(our_llama(config, weights, torch.float64), block_size=16)
+        run.backend, run.tables = Portions(), {0: [5]}
+        found.append(run.step({0: ids})[0])
+        seen.append(run.backend.paths)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-13)
+    assert seen[0] == {num_tokens: config.num_layers}
+    assert seen[1] == {rows: count * config.num_layers for rows, count in portions.items()}
+
+
+class Portions(TorchBackend):
+    """Counts the tokens of each call for the gate."""
+
+    def silu_and_mul(self, gate_up_T2F: torch.Tensor) -> torch.Tensor:
+        self.paths[len(gate_up_T2F)] += 1
+        return super().silu_and_mul(gate_up_T2F)
+
+
 class Norms(TorchBackend):
     """Counts the norms asked of it."""
 
