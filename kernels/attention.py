@@ -52,7 +52,8 @@ def _decode(q_SHD: torch.Tensor, cache: LayerCache, index: BatchIndex, group: Gr
     weights_XRL = torch.softmax(scores_XRL, dim=-1)
     if cache.v_NBKD.dtype == q_SHD.dtype == torch.float32:
         rows, offsets = group.head_bags(num_kv_heads, q_XRD.shape[1])
-        return torch.embedding_bag(cache.v_NBKD.view(-1, head_dim), rows, offsets, per_sample_weights=weights_XRL.view(-1))[0].view(q_SHD.shape)
+        values_YD = cache.v_NBKD.view(-1, head_dim)
+        return torch.embedding_bag(values_YD, rows, offsets, per_sample_weights=weights_XRL.view(-1))[0].view(q_SHD.shape)
     v_XLD = _gather_heads(cache.v_NBKD, cache.v_scale, group, room_2YD[1], q_SHD.dtype)
     return torch.bmm(weights_XRL, v_XLD).view(q_SHD.shape)
 
