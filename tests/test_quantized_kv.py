@@ -26,6 +26,20 @@ def test_int8_by_hand() -> None:
     assert dequantize(stored, scale, torch.float32)[0, 0].tolist() == [254.0, -128.0, 0.0, 4.0]
 
 
+def test_numbers_too_small_for_a_scale_are_zero() -> None:
+    """1e-9 / 127 is 0 in float16: the row is stored as zeros, as it is read."""
+    stored, scale = quantize_int8(torch.tensor([[[1e-9, -1e-9, 0.0]]]))
+    assert (stored.tolist(), scale.tolist()) == ([[[0, 0, 0]]], [[0.0]])
+
+
+def test_a_product_with_a_scale_is_rounded_once() -> None:
+    """127 x 1.005859375 = 127.744140625; bfloat16 has 127.5 and 128 there. The scale alone, rounded to 1.0078125, would give 128."""
+    stored, scale = torch.tensor([[[127]]], dtype=torch.int8), torch.tensor([[1.005859375]], dtype=torch.float16)
+    assert dequantize(stored, scale, torch.bfloat16).item() == 127.5
+    layer = torch.tensor([1.005859375])
+    assert dequantize(torch.tensor([[[120.0]]]).to(FP8), layer, torch.bfloat16).item() == 120.5  # 120.703125, not 120.9375 -> 121
+
+
 def test_int8_is_off_by_half_a_step_and_the_scales_rounding() -> None:
     x = torch.randn(50, 3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * torch.logspace(-3, 3, 50)[:, None, None]
     stored, scale = quantize_int8(x)

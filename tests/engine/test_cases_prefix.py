@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from engine_support import make_engine, policies, policy_names, prompt_of, reference_outputs, request, run_to_end, serve
+from engine_support import Forcer, make_engine, policies, policy_names, prompt_of, reference_outputs, request, run_to_end, serve
 
 from kvlab.engine import Engine
 from kvlab.policies.prefix_cache import Hash, Radix
@@ -280,6 +280,21 @@ def test_sharing_below_a_block_is_no_hit_and_is_told(num_shared: int, cached: in
     assert copying_log.records["b"].num_shareable_tokens_lost == 0
     assert copying_log.total("cow_copies") == (1 if lost else 0)
     assert copying_log.outputs == log.outputs
+
+
+@both
+def test_what_granularity_loses_is_counted_at_the_first_admission_only(prefix_cache: str) -> None:
+    """20 of 40 tokens shared, B = 16: 4 are lost. Preempted after 8 tokens of its own, the request finds (and loses) the same again."""
+    engine, log = make_engine(20, 16, policies(prefix_cache=prefix_cache), max_num_batched_tokens=8)
+    serve(engine, [request("a", [1] * 40, 1)])
+    engine.add_request(request("b", [1] * 20 + [2] * 20, 1))
+    engine.step()
+    forcer = Forcer(engine)
+    forcer.before.append("b")
+    run_to_end(engine, 20)
+    record = log.records["b"]
+    assert (record.num_preemptions, record.num_cached_tokens, record.num_shareable_tokens_lost) == (1, 16, 4)
+    assert (record.num_computed_tokens, record.num_wasted_tokens) == (8 + 24, 8)
 
 
 @both
