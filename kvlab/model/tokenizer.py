@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from kvlab.types import UserError, refuse_lfs_pointer
 from kvlab.types.chat import CHAT_DATE, Message, as_messages, chat_date
+from kvlab.types.text import as_text
 
 
 class Tokenizer(Protocol):
@@ -64,7 +65,7 @@ class ByteTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """UTF-8 bytes, after bos."""
-        return ([self.bos_token_id] if add_special_tokens else []) + list(text.encode())
+        return ([self.bos_token_id] if add_special_tokens else []) + list(as_text(text).encode())
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Bytes as UTF-8; special tokens, unless skipped, as <bos>, <eos>, <pad>."""
@@ -114,7 +115,7 @@ class HFTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text."""
-        return list(self._fast.encode(text, add_special_tokens=add_special_tokens))
+        return list(self._fast.encode(as_text(text), add_special_tokens=add_special_tokens))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids, spaces as the tokens have them."""
@@ -127,7 +128,7 @@ class HFTokenizer:
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation through the model's chat template, ready for the answer. A template that asks for today's date is told
         `chat_date`."""
-        checked = as_messages(messages)
+        checked = as_text(as_messages(messages))
         templates = self._fast.chat_template
         if not templates:
             raise UserError("This model has no chat template: pass plain text instead of messages, or take an instruct model.")

@@ -102,7 +102,7 @@ class RunFolder:
 
     def log_handler(self) -> logging.Handler:
         """A handler that appends to `run.log`; add it to the logger of the run and remove it at its end."""
-        handler = logging.FileHandler(self.path / "run.log", encoding="utf-8")
+        handler = logging.FileHandler(self.path / "run.log", encoding="utf-8", errors="backslashreplace")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         return handler
 

@@ -60,7 +60,15 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically (UTF-8)."""
     with atomic(path) as file:
-        file.write(text.encode())
+        file.write(_text(text).encode())
+
+
+def _text(text: str) -> str:
+    """What of a string is no text (a file name that is not UTF-8, half of a surrogate pair) as it was in bytes, or as an escape."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -93,7 +101,11 @@ def write_part(folder: Path, table: str, number: int, rows: Sequence[Sequence[An
 
 def _arrow_rows(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Any:
     cells = list(zip(*rows, strict=True))
-    arrays = [pa.array(cell, type=_arrow_type(c.dtype)) for c, cell in zip(columns, cells, strict=True)]
+    try:
+        arrays = [pa.array(cell, type=_arrow_type(c.dtype)) for c, cell in zip(columns, cells, strict=True)]
+    except UnicodeEncodeError:
+        cells = [tuple(_text(v) if isinstance(v, str) else v for v in cell) for cell in cells]
+        arrays = [pa.array(cell, type=_arrow_type(c.dtype)) for c, cell in zip(columns, cells, strict=True)]
     return pa.table(arrays, names=[c.name for c in columns])
 
 
@@ -172,7 +184,7 @@ def iter_rows(folder: Path, table: str) -> Iterator[tuple[Any, ...]]:
                 with open(path, encoding="utf-8") as file:
                     yield from (tuple(json.loads(line)[name] for name in names) for line in file)
             else:
-                for batch in pq.ParquetFile(path).iter_batches(1024, columns=names):
+                for batch in pq.ParquetFile(_opened(path)).iter_batches(1024, columns=names):
                     yield from zip(*(batch[name].to_pylist() for name in names), strict=True)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise UserError(f"{path} can't be read: {error}") from error
@@ -198,7 +210,7 @@ def read_file(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
         return pd.DataFrame({c.name: series(c, _filled(c, cells[c.name])) for c in columns})
     if pq is None:
         raise ImportError("reading parquet needs pyarrow (pip install pyarrow)")
-    in_file = set(pq.read_schema(path).names)
+    in_file = set(pq.read_schema(_opened(path)).names)
     table = _read_arrow(path, [c.name for c in columns if c.name in in_file])
     names = set(table.column_names)
     return pd.DataFrame({c.name: _from_arrow(c, table[c.name] if c.name in names else None, table.num_rows) for c in columns})
@@ -206,7 +218,12 @@ def read_file(path: Path, columns: Sequence[Column]) -> pd.DataFrame:
 
 def _read_arrow(path: Path, columns: Sequence[str] | None = None) -> Any:
     """A parquet file (or some of its columns) as an arrow table; threads cost more than they gain on the small files of most runs."""
-    return pq.read_table(path, columns=columns, use_threads=path.stat().st_size > 8 << 20)
+    return pq.read_table(_opened(path), columns=columns, use_threads=path.stat().st_size > 8 << 20)
+
+
+def _opened(path: Path) -> Any:
+    """A file as pyarrow reads it; of a path that is no UTF-8 (bytes of a name in an ASCII locale) it would not know what to make."""
+    return pa.OSFile(os.fsencode(path))
 
 
 def _filled(column: Column, values: Sequence[Any]) -> Sequence[Any]:

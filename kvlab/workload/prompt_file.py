@@ -11,6 +11,7 @@ from typing import Any
 
 from kvlab.types import UserError, unknown_name, wrong_caching
 from kvlab.types.chat import as_messages
+from kvlab.types.text import half_pair, left_out
 from kvlab.workload.sampling import NAMES, sampling_params
 from kvlab.workload.traces import numbered_lines
 
@@ -29,8 +30,10 @@ class PromptLine:
     sampling: dict[str, Any] = field(default_factory=dict)
 
 
-def read_prompts(path: Path, limit: int | None) -> list[PromptLine]:
+def read_prompts(path: Path, limit: int | None, notes: list[str] | None = None) -> list[PromptLine]:
     """The first `limit` prompts of a file (.jsonl or .ndjson: JSON lines; anything else: text; .gz of either).
+
+    Lines whose strings are no text (half of a surrogate pair) are left out; `notes` hears of them.
 
     Raises:
         UserError: with file and line, for broken JSON, an unknown or wrong field; or when there is no prompt.
@@ -40,12 +43,19 @@ def read_prompts(path: Path, limit: int | None) -> list[PromptLine]:
         raise UserError(f"{path}: one JSON object a line is read, and such a file is called .jsonl; this one is called .json.")
     parse: Callable[[str, str], PromptLine] = parse_line if suffix in (".jsonl", ".ndjson") else _text_line
     prompts: list[PromptLine] = []
+    odd: list[str] = []
     for number, line in numbered_lines(path):
         if limit is not None and len(prompts) >= limit:
             break
-        prompts.append(parse(f"{path}, line {number}", line))
+        prompt = parse(f"{path}, line {number}", line)
+        if half_pair([prompt.content, prompt.fields, prompt.sampling]) is None:
+            prompts.append(prompt)
+        else:
+            odd.append(prompt.where)
+    if notes is not None:
+        notes += left_out(odd)
     if not prompts:
-        raise UserError(f"{path} holds no prompts.")
+        raise UserError(" ".join([f"{path} holds no prompts.", *left_out(odd)]))
     return prompts
 
 

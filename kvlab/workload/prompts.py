@@ -69,7 +69,7 @@ class PromptWorkload(Workload):
         """Read, tokenise and check the whole file."""
         if not self._path.is_file():
             raise UserError(f"There is no file of prompts {str(self._path)!r} (workload.path; relative to {Path.cwd()}).")
-        lines = read_prompts(self._path, self._limit)
+        lines = read_prompts(self._path, self._limit, self.notes)
         if ctx.tokenizer is None and any(line.kind != "prompt_token_ids" for line in lines):
             self.notes.append("This run has no tokenizer: the prompts are the UTF-8 bytes of their texts.")
         self._prompts = [self._prepare(line, ctx) for line in lines]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.types import Request, RequestRecord, UserError
+from kvlab.types.text import half_pair, left_out
 from kvlab.workload import rng
 from kvlab.workload.base import Tokenizer, Workload, WorkloadContext
 from kvlab.workload.distributions import Arrivals, Numbers, whole
@@ -82,15 +83,20 @@ def read_sharegpt(path: Path, notes: list[str] | None = None) -> Generator[Conve
     """The conversations of a file (.json: one list; .jsonl: one a line; .gz of either), one at a time: no more than one is held.
 
     Repairs, counted in `notes` at the end or when the generator is closed: what the assistant says before anybody asked is left
-    out, empty messages too, messages of one role in a row become one, conversations without an answer are left out.
+    out, empty messages too, messages of one role in a row become one, conversations without an answer are left out, and those whose
+    strings are no text (half of a surrogate pair).
 
     Raises:
         UserError: broken JSON, or an item that is no conversation (with its number).
     """
     mended: Counter[str] = Counter()
+    odd: list[str] = []
     number = 0
     try:
         for number, item in enumerate(_items(path), 1):
+            if half_pair(item) is not None:
+                odd.append(f"{path.name}, conversation {number}")
+                continue
             messages = _mended(_messages(f"{path}, conversation {number}", item), mended)
             if any(message["role"] == "assistant" for message in messages):
                 until = caching_field(f"{path}, conversation {number}", item)
@@ -99,6 +105,7 @@ def read_sharegpt(path: Path, notes: list[str] | None = None) -> Generator[Conve
                 mended["conversations without an answer were left out"] += 1
     finally:  # also where the reader stops early: close the generator
         if notes is not None:
+            notes += left_out(odd)
             notes += [f"{path.name}: {count} {what}." for what, count in sorted(mended.items())]
     if not number:
         raise UserError(f"{path} holds no conversations.")
