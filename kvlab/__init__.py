@@ -9,6 +9,19 @@ Names below are imported when they are first used, so that `import kvlab` needs 
 """
 
 import os
+import sys
+
+if sys.argv and ((sys.argv[0] == "-m" and any(word.removeprefix("-m").split(".")[0] == "kvlab" for word in sys.orig_argv))
+                 or os.path.basename(sys.argv[0]) in ("kvlab", "kvlab.exe")):  # fmt: skip
+    # A command, and no program that uses kvlab: Ctrl-C is heard from here on, before anything that takes time is imported.
+    try:
+        from kvlab.doors import enter
+
+        enter()
+    except KeyboardInterrupt:
+        os.write(2, b"kvlab: interrupted.\n")
+        os._exit(130)
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

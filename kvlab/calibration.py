@@ -18,12 +18,13 @@ import numpy as np
 import pandas as pd
 
 from kvlab.building import build
+from kvlab.doors import exit_code
 from kvlab.engine.cost import CostModel, Fit, Fitted, fit_steps
 from kvlab.engine.cost.linear import SCALES
 from kvlab.model.config import LlamaConfig
 from kvlab.results import Run
+from kvlab.shared import named
 from kvlab.types import KvlabError, UserError, unknown_name
-from kvlab.types.piping import exit_code
 
 HOST_MS = ("schedule_ms", "commit_ms", "record_ms")
 VIRTUAL = ("simulated", "recorded")
@@ -70,6 +71,7 @@ def calibrate(run: str | Path | Run, host: bool | None = None, skip: int = 1) ->
 
 
 def _load(run: str | Path) -> Run:
+    named(run, "the recorded run")
     if not Path(run).is_dir():
         raise UserError(f"There is no run folder {str(run)!r}. Give the folder of a recorded run (the one with steps.parquet).")
     return Run.load(run)

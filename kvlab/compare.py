@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from kvlab.comparing import check_no_sweep, compare
+from kvlab.doors import exit_code
 from kvlab.types import UserError
-from kvlab.types.piping import exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,8 @@ Works in scripts, in notebooks, repeatedly, and inside a running `@hydra.main`: 
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -172,10 +174,28 @@ def _parse(loader: ConfigLoader, overrides: Sequence[str]) -> list[Override]:
         try:
             parsed += parser.parse_overrides([text])
         except HydraException as error:
-            reason = str(error).splitlines()[0]
-            advice = "Quote a value with commas, brackets or spaces: \"key='a, b'\"."
-            raise UserError(f"{text!r} can't be read ({reason}). {advice}") from error
+            raise UserError(_advice(parser, text, str(error).splitlines()[0])) from error
     return parsed
+
+
+def _advice(parser: OverridesParser, text: str, reason: str) -> str:
+    """What is wrong with an override that Hydra can't read, and the same in quotes where it can be read so."""
+    key, _, value = text.partition("=")
+    inside = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    for quoted in (_quoted(inside), ",".join(map(_quoted, value.split(",")))):
+        try:
+            read = parser.parse_overrides([f"{key}={quoted}"])[0]
+            OmegaConf.create({"value": _choices(read)})  # a ${ that is never closed is no text either
+        except (HydraException, OmegaConfBaseException):
+            continue
+        return f"{text!r} can't be read: its value has characters that Hydra takes in quotes only. Write {shlex.quote(f'{key}={quoted}')}"
+    advice = "Quote a value with commas, brackets or spaces: \"key='a, b'\"."
+    return f"{text!r} can't be read ({reason}). {advice}"
+
+
+def _quoted(value: str) -> str:
+    """A value as Hydra reads it between quotes: quotes inside, and backslashes before any quote, are escaped."""
+    return '"' + re.sub(r'(\\*)("|$)', lambda end: end[1] * 2 + ('\\"' if end[2] else ""), value) + '"'
 
 
 def _options(loader: ConfigLoader, overrides: Sequence[Override]) -> dict[str, list[str]]:

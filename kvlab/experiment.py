@@ -11,7 +11,6 @@ Each run writes its own folder; one that fails in a sweep doesn't stop the other
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,19 +23,23 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvlab.composition import as_user_error, check_overrides
+from kvlab.composition import as_user_error, check_overrides, compose_hydra
+from kvlab.doors import exit_code
+from kvlab.interrupts import exit_code as interrupt_code
+from kvlab.interrupts import interrupted_by, say, unwinding
 from kvlab.results import Run, Runs, load_runs
-from kvlab.shared import local_only
+from kvlab.shared import local_only, named
 from kvlab.sweep_command import SweepCommand, split_settings, sweep_command
 from kvlab.sweep_folder import MANIFEST
 from kvlab.trace.store import disk_error
 from kvlab.types import UserError
-from kvlab.types.piping import exit_code
 
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+KEPT = "What was recorded until now is in the run's folder."
+RESUME = "To go on: the same command with resume=true, and this folder as hydra.sweep.dir."
 
 
 class _Process:
@@ -44,7 +47,6 @@ class _Process:
 
     exit_code = OK
     sweep_dir: Path | None = None
-    terminated = False
 
 
 class SweepFolder(Callback):
@@ -65,11 +67,14 @@ def _job(config: DictConfig) -> None:
     folder = Path(settings.runtime.output_dir)
     single = settings.mode != RunMode.MULTIRUN
     try:
-        done = run(config, folder=folder, name=", ".join(settings.overrides.task))
+        with unwinding():
+            done = run(config, folder=folder, name=", ".join(settings.overrides.task))
     except UserError as error:
         _Process.exit_code = USER_ERROR
         _say(f"kvlab: {error}", f"Folder: {_shown(folder)}" if not single else "")
     except Exception as error:  # the folder's status.json and run.log hold the traceback
+        if interrupted_by():
+            raise KeyboardInterrupt from error
         _Process.exit_code = FAILED
         what = "; ".join([f"{type(error).__name__}: {error}".removesuffix(": "), *getattr(error, "__notes__", ())])
         _say(f"kvlab: the run failed with {what}", f"Traceback: {_shown(folder / 'status.json')}")
@@ -92,7 +97,7 @@ def _refused(done: Run) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = _overrides_together(list(sys.argv[1:] if argv is None else argv))
-    _Process.exit_code, _Process.sweep_dir, _Process.terminated = OK, None, False
+    _Process.exit_code, _Process.sweep_dir = OK, None
     refused = False
     try:
         command, arguments = _sweep_of(arguments)
@@ -101,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _job()
             else:
                 _Process.sweep_dir = command.root
-                command.run()
+                with unwinding():
+                    command.run()
         code = _Process.exit_code
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refused = True
@@ -113,8 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"kvlab: {disk_error(Path(str(error.filename or 'the run folder')), error)}")
         code = USER_ERROR
     except KeyboardInterrupt:
-        _say("kvlab: interrupted. What was recorded until now is in the run's folder.")
-        code = TERMINATED if _Process.terminated else INTERRUPTED
+        resumable = _Process.sweep_dir is not None and (_Process.sweep_dir / MANIFEST).exists()
+        say(f"kvlab: interrupted. {RESUME if resumable else KEPT}")
+        code = interrupt_code()
     except SystemExit as end:  # --help, --cfg and errors of the argument parser
         code = end.code if isinstance(end.code, int) else FAILED
     return _end_of_sweep(code, refused) if _Process.sweep_dir is not None else code
@@ -149,8 +156,12 @@ def _sweep_of(arguments: list[str]) -> tuple[SweepCommand | None, list[str]]:
     searched = [f"hydra.searchpath=[file://{Path(args.config_dir).absolute()}]"] if args.config_dir else []
     check_overrides([*overrides, *searched], multirun)
     for word in overrides:
-        if word.startswith("hydra.run.dir="):
-            local_only(word.partition("=")[2].strip("'\""), "a run")
+        key, _, text = word.partition("=")
+        if key in ("hydra.run.dir", "hydra.sweep.dir"):
+            value = text.strip("'\"")
+            if "${" in value:  # of the environment, perhaps
+                value = str(OmegaConf.select(compose_hydra([word]), key.removeprefix("hydra.")))
+            (local_only if key == "hydra.run.dir" else named)(value, "a run" if key == "hydra.run.dir" else "a sweep")
     rest = [word for word in arguments if word not in args.overrides]
     if not multirun or args.cfg or args.info or args.config_name or args.config_path:
         if settings:
@@ -161,20 +172,13 @@ def _sweep_of(arguments: list[str]) -> tuple[SweepCommand | None, list[str]]:
 
 @contextmanager
 def _hydra_environment(arguments: Sequence[str]) -> Iterator[None]:
-    """Hydra reads sys.argv; HYDRA_FULL_ERROR makes it raise errors instead of printing them. SIGTERM ends a run like Ctrl-C."""
-
-    def terminate(number: int, frame: Any) -> None:
-        _Process.terminated = True
-        raise KeyboardInterrupt
-
+    """Hydra reads sys.argv; HYDRA_FULL_ERROR makes it raise errors instead of printing them."""
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["kvlab.experiment", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    previous = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
         sys.argv = argv
         if full_error is None:
             del os.environ["HYDRA_FULL_ERROR"]
@@ -195,8 +199,6 @@ def _end_of_sweep(code: int, refused: bool) -> int:
     begun = [run for run in runs if run.folder is None or run.folder.resolve() != folder.resolve()]  # a sweep's own folder is no run
     print(sweep_table(runs)[0] if begun else "No run had begun.")
     print(f"\nFolder: {_shown(folder)}")
-    if code in (INTERRUPTED, TERMINATED) and (folder / MANIFEST).exists():
-        _say("To go on: the same command with resume=true, and this folder as hydra.sweep.dir.")
     return code if refused or code in (INTERRUPTED, TERMINATED) else _code_of(runs) or code
 
 

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvlab.comparing import remark
+from kvlab.doors import exit_code
 from kvlab.exporting import latex_table, log_to_mlflow, write_csv, write_perfetto
+from kvlab.interrupts import unwinding
 from kvlab.results import Runs, load_runs
 from kvlab.types import UserError, unknown_name
-from kvlab.types.piping import exit_code
 
 TARGETS = ("perfetto", "csv", "latex", "mlflow")
 
@@ -36,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     try:
-        print(_export(args.run, args.to, args.out, args.force, args.each))
+        with unwinding():
+            text = _export(args.run, args.to, args.out, args.force, args.each)
+        print(text)
     except UserError as error:
         print(f"kvlab: {error}", file=sys.stderr)
         return 2

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvlab.doors import exit_code
+from kvlab.interrupts import unwinding
 from kvlab.types import UserError, unknown_name
-from kvlab.types.piping import exit_code
 
 COPY = "kvlab-notebooks"
 
@@ -104,6 +105,19 @@ def prepare(notebook: str, copy_to: str | None) -> Path:
     return folder / name
 
 
+def serve(command: Sequence[str], cwd: Path) -> int:
+    """Run JupyterLab; returns its exit code.
+
+    It is in a group of its own: a terminal's Ctrl-C is kvlab's to pass on, as SIGTERM, at which it ends its kernels and does not ask.
+    """
+    with unwinding(), subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, process_group=0) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            raise
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: JupyterLab's, or 2 for a user's error."""
     parser = argparse.ArgumentParser(prog="python -m kvlab.lab", description=__doc__,
@@ -124,10 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"kvlab: {error}", file=sys.stderr)
         return 2
-    try:
-        return subprocess.call([sys.executable, "-m", "jupyterlab", str(path), *others], cwd=path.parent)
-    except KeyboardInterrupt:  # Ctrl-C went to JupyterLab too, which asked and ended
-        return 0
+    return serve([sys.executable, "-m", "jupyterlab", str(path), *others], path.parent)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from kvlab.progress import Progress
 from kvlab.prompts import as_prompts, one_each
 from kvlab.types import Listener, Request, RequestRecord, SamplingParams, UserError, unknown_name
 from kvlab.types.chat import CHAT_DATE, Message, as_messages
+from kvlab.types.homes import expanded
 
 _log = logging.getLogger("kvlab.llm")
 
@@ -313,7 +314,7 @@ def _spec(model: str | Path | ModelSpec) -> ModelSpec:
         return tiny()
     if name.removeprefix("dummy_") in SHAPES and name.startswith("dummy_"):
         return dummy(name.removeprefix("dummy_"))
-    if isinstance(model, Path) or Path(name).expanduser().is_dir():
+    if isinstance(model, Path) or expanded(name).is_dir():
         return hf(path=name)
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return hf(id=name)

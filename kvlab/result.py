@@ -13,7 +13,7 @@ import pandas as pd
 
 from kvlab.flat import flatten
 from kvlab.reading import read_run, runs_inside, what_holds
-from kvlab.shared import Copy, is_url
+from kvlab.shared import Copy, is_url, named
 from kvlab.trace.frames import empty_frame
 from kvlab.trace.recorder import Recorder
 from kvlab.trace.store import read_table, table_paths
@@ -163,6 +163,7 @@ class Run:
         Raises:
             UserError: there is no such folder, or it is no run's but holds runs (a sweep's).
         """
+        named(folder, "a run")
         if is_url(folder):
             from kvlab.results import load_runs
 

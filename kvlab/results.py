@@ -16,7 +16,7 @@ import pandas as pd
 from kvlab.flat import flatten
 from kvlab.reading import run_folders
 from kvlab.result import Run as Run
-from kvlab.shared import Copy, SharedFolder, is_url
+from kvlab.shared import Copy, SharedFolder, is_url, named
 from kvlab.trace.frames import empty_frame
 from kvlab.types import UserError
 
@@ -149,6 +149,7 @@ def load_runs(path: Path | str | Iterable[Path | str]) -> Runs:
     found: dict[Path, str] = {}
     copies: dict[Path, Copy] = {}
     for given in [path] if isinstance(path, (str, Path)) else path:
+        named(given, "runs to read")
         copy = SharedFolder(str(given)).copy() if is_url(given) else None
         root = Path(given) if copy is None else copy.root
         if copy is not None:

@@ -91,7 +91,8 @@ def run(
         KeyboardInterrupt: what was recorded is in the folder, with the status "interrupted".
     """
     plain = to_plain(config)
-    local_only(folder or "", "a run")
+    if folder is not None:
+        local_only(folder, "a run")
     try:
         setup = Setup.of(plain, policies)
     except UserError as error:

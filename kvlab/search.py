@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from kvlab.doors import exit_code
+from kvlab.interrupts import exit_code as interrupt_code
+from kvlab.interrupts import say, unwinding
 from kvlab.searching import DEFAULT_OBJECTIVES, Range, search
 from kvlab.tables import text_table
 from kvlab.types import UserError
-from kvlab.types.piping import exit_code
 from kvlab.words import as_number
 
 SETTINGS = ("trials", "study", "objectives", "search_seed", "prune")
@@ -33,17 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         given, space, fixed = _split(words)
-        found = search(
-            space, *fixed, trials=_whole(given.get("trials", "30"), "trials"), folder=given.get("study"),
-            objectives=given["objectives"].split(",") if "objectives" in given else DEFAULT_OBJECTIVES,
-            seed=_whole(given.get("search_seed", "0"), "search_seed"), prune=_truth(given.get("prune", "true")),
-        )  # fmt: skip
+        with unwinding():
+            found = search(
+                space, *fixed, trials=_whole(given.get("trials", "30"), "trials"), folder=given.get("study"),
+                objectives=given["objectives"].split(",") if "objectives" in given else DEFAULT_OBJECTIVES,
+                seed=_whole(given.get("search_seed", "0"), "search_seed"), prune=_truth(given.get("prune", "true")),
+            )  # fmt: skip
     except UserError as error:
         print(f"kvlab: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("kvlab: interrupted. The same command goes on where it was.", file=sys.stderr)
-        return 130
+        say("kvlab: interrupted. The same command goes on where it was.")
+        return interrupt_code()
     columns = ["run", *space, *(o.figure for o in found.objectives)]
     front = found.front_table(list(space)).itertuples(index=False)
     rows = [[f"{v:.5g}" if isinstance(v, float) else str(v) for v in row] for row in front]

@@ -106,7 +106,8 @@ def search(
         KeyboardInterrupt: trials until then are kept; the same call goes on.
     """
     optuna = _optuna()
-    local_only(folder or "", "a study")
+    if folder is not None:
+        local_only(folder, "a study")
     wanted = [objective(text) for text in objectives]
     if not wanted or len({o.figure for o in wanted}) < len(wanted):
         raise UserError(f"objectives = {list(objectives)} is not allowed: at least one, each once.")

@@ -38,8 +38,15 @@ def is_url(path: object) -> bool:
     return isinstance(path, str) and "://" in path
 
 
+def named(path: object, what: str) -> None:
+    """UserError: the path of `what` is empty, which would be the working folder."""
+    if not str(path).strip():
+        raise UserError(f"The path of {what} is empty. Is it from a variable that is not set? Name one, or leave it out.")
+
+
 def local_only(path: object, what: str) -> None:
-    """UserError: `path` is an address, and `what` is written locally."""
+    """UserError: `path` is an address, and `what` is written locally; or it is empty."""
+    named(path, what)
     text = str(path)
     if "://" in text or (text.partition("/")[0].endswith(":") and len(text.partition("/")[0]) > 2):  # Path("s3://x") is "s3:/x"
         raise UserError(f"{text} is an address, and {what} is written to a folder of this machine. Sweeps are uploaded as their runs end: "

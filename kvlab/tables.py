@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvlab.doors import printable
 from kvlab.reading import foreign, visible_names
 from kvlab.results import Run, Runs, load_runs
 from kvlab.types import UserError
@@ -114,7 +115,8 @@ def _failure(run: Run) -> list[str]:
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns under a rule; numbers to the right, text to the left."""
+    """Aligned columns under a rule; numbers to the right, text to the left. What would drive a terminal, or end a line, is escaped."""
+    header, rows = [printable(name) for name in header], [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(r[i]) for r in (header, *rows)) for i in range(len(header))]
     numeric = [bool(rows) and all(r[i][:1].isdigit() or r[i][:1] in "-" for r in rows) for i in range(len(header))]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from inspect import Parameter
 from typing import Any
 
+from kvlab.doors import exit_code
 from kvlab.policies.registry import SEAMS, PolicyRow, list_policies
 from kvlab.types import KvlabError, unknown_name
-from kvlab.types.piping import exit_code
 
 USAGE = f"""usage: python -m kvlab.policies [SEAM ...] [--long | --markdown]
   SEAM         {", ".join(SEAMS)} (all, if none is given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_a_clone_opens_its_notebooks_in_place(monkeypatch, capsys):
     calls = []
-    monkeypatch.setattr(subprocess, "call", lambda command, cwd: calls.append((command, cwd)) or 0)
+    monkeypatch.setattr(lab, "serve", lambda command, cwd: calls.append((command, cwd)) or 0)
     assert lab.main(["02", "--no-browser"]) == 0
     (command, cwd), = calls
     assert command[1:] == ["-m", "jupyterlab", str(ROOT / "notebooks" / "02_block_size_and_watermark.ipynb"), "--no-browser"]
@@ -38,7 +37,7 @@ def test_a_clone_opens_its_notebooks_in_place(monkeypatch, capsys):
 ])  # fmt: skip
 def test_a_notebook_is_told_from_what_jupyterlab_is_to_have(monkeypatch, words, number, others):
     calls = []
-    monkeypatch.setattr(subprocess, "call", lambda command, cwd: calls.append(command) or 0)
+    monkeypatch.setattr(lab, "serve", lambda command, cwd: calls.append(command) or 0)
     assert lab.main(words) == 0
     (_, _, _, path, *given), = calls
     assert Path(path).name[:2] == number
@@ -49,13 +48,13 @@ def test_a_notebook_is_told_from_what_jupyterlab_is_to_have(monkeypatch, words, 
                                             ("2", "Unknown notebook '2'"), ("0", "Several notebooks begin with '0': 01_quickstart.ipynb"),
                                             ("0.ipynb", "Several notebooks begin with '0.ipynb'")])  # fmt: skip
 def test_a_name_that_means_no_notebook_or_several(monkeypatch, capsys, word, said):
-    monkeypatch.setattr(subprocess, "call", lambda command, cwd: pytest.fail("started"))
+    monkeypatch.setattr(lab, "serve", lambda command, cwd: pytest.fail("started"))
     assert lab.main([word, "--no-browser"]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_copies_say_where_they_are_and_overwrite_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(subprocess, "call", lambda command, cwd: 0)
+    monkeypatch.setattr(lab, "serve", lambda command, cwd: 0)
     target = tmp_path / "mine"
     target.mkdir()
     (target / "01_quickstart.ipynb").write_text("my own", encoding="utf-8")

@@ -454,7 +454,7 @@ def test_a_sweep_that_is_interrupted_before_its_first_run_says_how_to_go_on(
         assert main(words) == INTERRUPTED
     told = capsys.readouterr()
     assert told.out == "No run had begun.\n\nFolder: t\n"
-    assert told.err.endswith("To go on: the same command with resume=true, and this folder as hydra.sweep.dir.\n")
+    assert told.err.endswith("kvlab: interrupted. To go on: the same command with resume=true, and this folder as hydra.sweep.dir.\n")
     assert main([*words, "resume=true"]) == OK
     assert "2 of 2 runs finished." in capsys.readouterr().out
 

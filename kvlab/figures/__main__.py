@@ -16,10 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvlab.doors import exit_code
 from kvlab.figures import actions, manifest
 from kvlab.figures.spec import MANIFEST, Folder, load, names
+from kvlab.interrupts import exit_code as interrupt_code
+from kvlab.interrupts import say, unwinding
 from kvlab.types import KvlabError, UserError
-from kvlab.types.piping import exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,19 +35,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(" ".join(names(root)))
             return 0
         folders = [load(name, root) for name in (args.names or names(root))]
-        if args.command == "draw":
-            return _draw(folders, args.out)
-        if args.command == "check":
-            return _check(folders)
-        if not args.names:
-            raise UserError(f"run needs names: {', '.join(names(root))}.")
-        return _verify(folders) if args.verify else _run(folders)
+        with unwinding():
+            if args.command == "draw":
+                return _draw(folders, args.out)
+            if args.command == "check":
+                return _check(folders)
+            if not args.names:
+                raise UserError(f"run needs names: {', '.join(names(root))}.")
+            return _verify(folders) if args.verify else _run(folders)
     except KvlabError as error:
         print(f"kvlab.figures: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("kvlab.figures: interrupted. Committed results are as they were.", file=sys.stderr)
-        return 130
+        say("kvlab.figures: interrupted. Committed results are as they were.")
+        return interrupt_code()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,9 @@ import os
 import sys
 from pathlib import Path
 
+from kvlab.doors import exit_code
+from kvlab.interrupts import unwinding
+
 
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 all goals hold, 1 some don't or a section failed, 2 it could not start."""
@@ -29,11 +32,12 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         names = [name.strip() for name in args.sections.split(",")] if args.sections else []
-        return run_sections(names, args.dry, args.out, args.model)
+        with unwinding():
+            return run_sections(names, args.dry, args.out, args.model)
     except UserError as error:
         print(f"gpucheck: {error}", file=sys.stderr)
         return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(exit_code(main))

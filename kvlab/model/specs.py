@@ -15,6 +15,7 @@ from kvlab.model.parallel import Shard
 from kvlab.model.random_weights import TINY, dummy_model, shape_named, tiny_model
 from kvlab.model.tokenizer import ByteTokenizer, Tokenizer
 from kvlab.types import UserError
+from kvlab.types.homes import expanded
 
 Text = tuple[Tokenizer | None, tuple[int, ...]]
 """A tokenizer, where there is one, and the ids that end a text."""
@@ -101,7 +102,7 @@ def hf(id: str | None = None, path: str | None = None) -> ModelSpec:
     for name, value in (("id", id), ("path", path)):
         if value is not None and not (isinstance(value, (str, Path)) and str(value)):
             raise UserError(f"model.{name} = {value!r} is not allowed: text that names a model.")
-    return _Folder(id, None if path is None else str(Path(path).expanduser()))
+    return _Folder(id, None if path is None else str(expanded(path)))
 
 
 def smollm2() -> ModelSpec:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvlab.doors import exit_code
+from kvlab.interrupts import unwinding
 from kvlab.policies.registry import list_policies
 from kvlab.replay import SEMANTICS, EngineOptions, ReadOptions, ReplayResult, lru_curve
 from kvlab.replay.curve import LruCurve
 from kvlab.replay.job import Job
 from kvlab.replay.sweeping import Failure, run_points
 from kvlab.types import KvlabError, UserError, unknown_name
-from kvlab.types.piping import exit_code
 from kvlab.words import as_number
 from kvlab.workload.public_traces import table
 
@@ -65,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(table())
         return 0
     try:
-        return _replay(arguments)
+        with unwinding():  # a trace that is fetched, processes
+            return _replay(arguments)
     except KvlabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.types import UserError, unknown_name
+from kvlab.types.homes import expanded
 
 UNITS = ("blocks", "tokens", "bytes", "share")
 HINT = "blocks (5000), tokens (40000tok), bytes of a model (8GiB with model=llama3_8b), or a share of the distinct blocks (0.1, 10%)"
@@ -144,7 +145,7 @@ def _kv_shape(model: Any) -> tuple[int, int, int]:
         from kvlab.model.random_weights import SHAPES, TINY  # here, because models need torch
 
         shapes = {**SHAPES, "tiny": TINY}
-        folder = Path(model).expanduser()
+        folder = expanded(model)
         name = str(model).removeprefix("dummy_")
         if name in shapes:
             return shapes[name].num_layers, shapes[name].num_kv_heads, shapes[name].head_dim

@@ -74,11 +74,16 @@ def run_points(job: Job, evictions: Sequence[Eviction], capacities: Sequence[obj
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if can_fork else None)
     _SHARED[:] = [job, points]  # before the pool starts its processes, which have it then
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(min(jobs, len(points)), context, _share, () if can_fork else (job, points))
     try:
         futures: list[Future[ReplayResult | Failure]] = [pool.submit(_point, place) for place in range(len(points))]
         for future in futures:
             yield future.result()
+    except BaseException:  # an error, an interrupt, or nobody wants the rest: nothing is waited for
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         _SHARED.clear()

@@ -9,14 +9,17 @@ from kvlab.cache.pool import BlockPool
 from kvlab.cache.radix import Node
 from kvlab.engine.engine import Engine
 from kvlab.engine.sequence import RUNNING, SWAPPED, WAITING, Sequence
+from kvlab.types import UserError
 
 
 def check_invariants(engine: Engine) -> None:
     """Every invariant of pools, tables, queues and sequences.
 
     Raises:
-        AssertionError: the first that does not hold; its message names block, sequence or request.
+        AssertionError: the first that does not hold; its message names block, sequence or request. UserError: under python -O.
     """
+    if not __debug__:
+        raise UserError("Python was started with -O (PYTHONOPTIMIZE), which drops the checks of kvlab.testing. Run this without it.")
     _check_queues(engine)
     held, held_cpu = _held(engine)
     held += engine.kv.parking.held(engine.kv.pool)

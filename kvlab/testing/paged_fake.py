@@ -133,7 +133,8 @@ class PagedFakeRunner:
 
     def _apply(self, plan: Plan) -> None:
         for seq_id in plan.released:
-            assert self._rows.pop(seq_id, None) is not None, f"step {plan.step} releases sequence {seq_id}, which is not known"
+            assert seq_id in self._rows, f"step {plan.step} releases sequence {seq_id}, which is not known"
+            del self._rows[seq_id]
         for start in plan.starts:
             assert start.seq_id not in self._rows, f"step {plan.step} starts sequence {start.seq_id}, which is known"
             self._rows[start.seq_id] = _Row(start)

@@ -1,8 +1,8 @@
 """`python -m kvlab.trace` prints every recorded column and summary figure as Markdown."""
 
+from kvlab.doors import exit_code
 from kvlab.trace.schema import TABLES, markdown_table
 from kvlab.trace.summary import markdown_figures
-from kvlab.types.piping import exit_code
 
 
 def document() -> str:

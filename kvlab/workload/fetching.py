@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.progress import Progress
-from kvlab.types import UserError
+from kvlab.types import UserError, homes
 from kvlab.workload.public_traces import PublicTrace
 
 _log = logging.getLogger("kvlab.traces")
@@ -31,10 +31,7 @@ _CHUNK_BYTES = 1 << 20
 
 def cache_folder() -> Path:
     """Where fetched traces are kept: traces/ in $KVLAB_CACHE, else in $XDG_CACHE_HOME/kvlab, else in ~/.cache/kvlab."""
-    if own := os.environ.get("KVLAB_CACHE"):
-        return Path(own).expanduser() / "traces"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kvlab" / "traces"
+    return homes.cache_folder() / "traces"
 
 
 def fetch(trace: PublicTrace, folder: Path) -> Path:

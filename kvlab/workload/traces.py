@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.types import UserError, refuse_lfs_pointer
+from kvlab.types.homes import expanded
 from kvlab.workload.fetching import cache_folder, fetch
 from kvlab.workload.public_traces import PUBLIC_TRACES
 
@@ -37,7 +38,7 @@ def default_folders() -> list[Path]:
 
 def trace_folders(first: str | Path | None = None) -> list[Path]:
     """`default_folders`, after a folder that a configuration names."""
-    return ([] if first is None else [Path(first).expanduser()]) + default_folders()
+    return ([] if first is None else [expanded(first)]) + default_folders()
 
 
 def find_trace(name_or_path: str | Path, folders: Sequence[Path] | None = None) -> Path:

@@ -69,7 +69,7 @@ class ParallelRunner:
         ours, theirs = Pipe()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         command = [sys.executable, "-m", "kvlab.engine.runners.parallel_worker", str(theirs.fileno())]
-        self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+        self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0,
                                                 env={**os.environ, "PYTHONPATH": paths}))  # fmt: skip
         self._connections.append(ours)
         theirs.close()
