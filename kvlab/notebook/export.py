@@ -13,11 +13,14 @@ import html
 import inspect
 import json
 import re
+import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvlab.notebook.notebook_file import read_notebook, usable_kernel
+from kvlab.shared import named
 from kvlab.trace.store import write_text
 from kvlab.types import UserError
 
@@ -98,13 +101,12 @@ def _is_json(value: Any) -> bool:
 
 # ------------------------------------------------------------------------------------------------ notebooks
 
-_HEAD, _FOOT = "<!--kvlab-head-->", "<!--kvlab-foot-->"
 _TEMPLATE = """{%- extends 'lab/index.html.j2' -%}
-{%- block html_head_js -%}<!--kvlab-head-->{%- endblock html_head_js -%}
+{%- block html_head_js -%}<!--HEAD-->{%- endblock html_head_js -%}
 {%- block jupyter_widgets -%}{%- endblock jupyter_widgets -%}
 {%- block html_head_js_mathjax -%}{%- endblock html_head_js_mathjax -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock html_head_js_mermaidjs -%}
-{%- block body_footer -%}<!--kvlab-foot-->{{ super() }}{%- endblock body_footer -%}
+{%- block body_footer -%}<!--FOOT-->{{ super() }}{%- endblock body_footer -%}
 """
 
 
@@ -120,15 +122,10 @@ def export_html(notebook: Path | str, path: Path | str | None = None, *, execute
     Raises:
         UserError: no notebook, one without outputs, or a page that can't be written; with `execute`, the error of a cell.
     """
-    import nbformat
-
+    named(notebook, "a notebook")
+    named("x" if path is None else path, "a page")
     source = Path(notebook)
-    try:
-        nb = nbformat.read(source, as_version=4)
-    except FileNotFoundError as error:
-        raise UserError(f"{source} does not exist. Give a notebook (.ipynb).") from error
-    except Exception as error:  # nbformat has many
-        raise UserError(f"{source} is not a notebook: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+    nb = read_notebook(source)
     closed = _execute(nb, source) if execute else frozenset()
     if not any(cell.get("outputs") for cell in nb.cells):
         raise UserError(f"{source} has no outputs. Run it and save it, or pass execute=True.")
@@ -141,16 +138,28 @@ def _execute(nb: Any, source: Path) -> frozenset[str]:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
+    kernel = usable_kernel(nb, source)
     last = nbformat.v4.new_code_cell(f"{inspect.getsource(_settle)}\n_settle()\ndel _settle", metadata={"tags": ["raises-exception"]})
     nb.cells.append(last)
     try:
-        NotebookClient(nb, timeout=3600, resources={"metadata": {"path": str(source.resolve().parent)}}).execute()
+        NotebookClient(
+            nb, timeout=3600, kernel_name=kernel, resources={"metadata": {"path": str(source.resolve().parent)}}
+        ).execute()
     except CellExecutionError as error:
         raise UserError(f"{source} can't be shown: a cell ended with {error.ename}: {error.evalue}") from error
+    except (RuntimeError, TimeoutError, OSError) as error:  # a kernel that dies, stays silent or can't be started
+        raise UserError(f"{source} can't be run: {str(error).strip() or type(error).__name__}") from error
     nb.cells.remove(last)
     told = "".join(output.get("text", "") for output in last.outputs).splitlines()
-    saved = nb.metadata.get("widgets", {}).get(STATE, {}).get("state", {})
-    return frozenset(saved) - frozenset(json.loads(told[-1])) if told else frozenset()
+    return frozenset(_saved_models(nb)) - frozenset(json.loads(told[-1])) if told else frozenset()
+
+
+def _saved_models(nb: Any) -> dict[str, Any]:
+    """The widgets' models that a notebook was saved with, by their ids."""
+    saved: Any = nb.metadata.get("widgets")
+    for key in (STATE, "state"):
+        saved = saved.get(key) if isinstance(saved, Mapping) else None
+    return {name: model for name, model in saved.items() if isinstance(model, Mapping)} if isinstance(saved, Mapping) else {}
 
 
 def _settle() -> None:
@@ -172,19 +181,23 @@ def _notebook_page(nb: Any, name: str, closed: Collection[str] = ()) -> str:
     from jinja2 import DictLoader
     from nbconvert import HTMLExporter
 
-    models = dict(nb.metadata.get("widgets", {}).get(STATE, {}).get("state", {}))
+    models = _saved_models(nb)
     writer = _Outputs(models, closed)
     for cell in nb.cells:
         cell["outputs"] = [writer.shown(output) for output in cell.get("outputs", [])] if cell.cell_type == "code" else []
         if cell.cell_type != "code":
             del cell["outputs"]
     nb.metadata.pop("widgets", None)
-    exporter = HTMLExporter(extra_loaders=[DictLoader({"kvlab.html.j2": _TEMPLATE})], template_file="kvlab.html.j2")
-    page = str(exporter.from_notebook_node(nb, {"metadata": {"name": name}})[0])
-    for mark, text in ((_HEAD, writer.head()), (_FOOT, writer.page.scripts())):  # afterwards: the exporter parses the page, which takes
-        assert page.count(mark) == 1, "the exporter's template has lost its marks"  # seconds for megabytes of code
-        page = page.replace(mark, text)
-    return page
+    marks = {word: f"<!--{word}-{secrets.token_hex(8)}-->" for word in ("HEAD", "FOOT")}  # which no cell holds
+    template = _TEMPLATE.replace("<!--HEAD-->", marks["HEAD"]).replace("<!--FOOT-->", marks["FOOT"])
+    exporter = HTMLExporter(extra_loaders=[DictLoader({"kvlab.html.j2": template})], template_file="kvlab.html.j2")
+    try:
+        page = str(exporter.from_notebook_node(nb, {"metadata": {"name": name}})[0])
+    except Exception as error:  # of whatever its filters make of an output
+        raise UserError(f"{name} can't be shown: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+    for word, text in (("HEAD", writer.head()), ("FOOT", writer.page.scripts())):  # afterwards: the exporter parses the page, which takes
+        page = page.replace(marks[word], text)  # seconds for megabytes of code
+    return page.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair in an output is no text
 
 
 class _Outputs:
@@ -208,8 +221,9 @@ class _Outputs:
         """The output, with HTML in place of a widget or a figure."""
         data = output.get("data", {})
         if VIEW in data:
-            text = _said_once(self._widget(data[VIEW].get("model_id", ""), data))
-        elif PLOTLY in data:
+            view = data[VIEW] if isinstance(data[VIEW], Mapping) else {}
+            text = _said_once(self._widget(str(view.get("model_id", "")), data))
+        elif isinstance(data.get(PLOTLY), Mapping):
             text = self._figure(data[PLOTLY])
         else:
             return output
@@ -217,21 +231,22 @@ class _Outputs:
         changed["data"] = type(data)({"text/html": text})
         return changed
 
-    def _widget(self, model_id: str, data: Mapping[str, Any]) -> str:
-        if model_id in self._closed:
+    def _widget(self, model_id: str, data: Mapping[str, Any], inside: frozenset[str] = frozenset()) -> str:
+        if model_id in self._closed or model_id in inside:  # a box that holds itself has no end
             return ""
         model = self._models.get(model_id)
         if model is None:
             return self._words(data, "its state was not saved with the notebook")
-        state = dict(model.get("state", {}))
-        buffers = model.get("buffers", [])
+        state = dict(model["state"]) if isinstance(model.get("state"), Mapping) else {}
+        listed = model.get("buffers")
+        buffers = [b for b in listed if isinstance(b, Mapping) and b.get("path") and "data" in b] if isinstance(listed, list) else []
         if "_widget_data" in state and "_widget_layout" in state:
             return self._figure(_figure_of(state, buffers))
         if state.get("_esm"):
             return self.page.slot(model_id, state, {b["path"][0]: b["data"] for b in buffers if len(b["path"]) == 1})
         if isinstance(state.get("children"), list):
             children = (str(child).removeprefix("IPY_MODEL_") for child in state["children"])
-            return "".join(self._widget(child, {}) for child in children)
+            return "".join(self._widget(child, {}, inside | {model_id}) for child in children)
         if model.get("model_name") == "HTMLModel":
             return f"<div>{state.get('value', '')}</div>"
         return self._words(data, "it works with a running kernel only")
@@ -239,7 +254,7 @@ class _Outputs:
     def _words(self, data: Mapping[str, Any], why: str) -> str:
         if "text/html" in data:
             return "".join(data["text/html"])
-        name = "".join(data.get("text/plain", "")).split("(", 1)[0]
+        name = "".join(data.get("text/plain") or "").split("(", 1)[0]
         return f'<p style="color:#666">{html.escape(name) or "A widget"} is not shown here: {why}.</p>'
 
     def _figure(self, figure: Mapping[str, Any]) -> str:
