@@ -26,7 +26,7 @@ HI = [{"role": "user", "content": "Hi"}]
 def tokenizer(folder: Path, template: Any) -> HFTokenizer:
     folder.mkdir(exist_ok=True)
     byte_level([("<|end|>", True)]).save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}), encoding="utf-8")
     return HFTokenizer(folder)
 
 
@@ -123,7 +123,7 @@ def test_the_date_is_pinned_in_generation(folder: Path) -> None:
 
 def test_the_date_is_part_of_a_run(folder: Path, tmp_path: Path) -> None:
     """It stands in the run's config.yaml and identity, and the prompt follows it."""
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": HI, "max_tokens": 1}) + "\n")
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": HI, "max_tokens": 1}) + "\n", encoding="utf-8")
 
     def run(name: str, *settings: str) -> Any:
         return kvlab.run(kvlab.compose("model=hf", f"model.path={folder}", "workload=prompts", f"workload.path={tmp_path}/chats.jsonl",

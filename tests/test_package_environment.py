@@ -20,5 +20,5 @@ PRINT = "import json, os, kvlab; print(json.dumps([os.environ.get(name) for name
 ])  # fmt: skip
 def test_how_threads_wait_is_set_unless_somebody_chose(given: dict[str, str], expected: list[str | None]) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")} | given
-    run = subprocess.run([sys.executable, "-c", PRINT], env=env, capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", PRINT], env=env, capture_output=True, encoding="utf-8", check=True)
     assert json.loads(run.stdout) == expected

@@ -106,7 +106,7 @@ def vllm_side(folder: str, threads: int, dtype: str) -> Serve:
 
 def run_side(args: argparse.Namespace) -> None:
     """Answer each line of standard input, {"num_seqs", "seed"}, with a line. Libraries that print go to standard error."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     serve = (kvlab_side if args.side == "kvlab" else vllm_side)(args.folder, args.threads, args.dtype)
     answers.write("{}\n")
@@ -134,7 +134,7 @@ class Side:
             if preload.exists() and not args.no_preload:
                 env["LD_PRELOAD"] = str(preload)
         command = [python, __file__, "--side", name, "--folder", folder, "--threads", str(args.threads), "--dtype", args.dtype]
-        self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
         self._answer()
 
     def ask(self, num_seqs: int, seed: int) -> dict[str, Any]:
