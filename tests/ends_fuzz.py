@@ -162,7 +162,7 @@ def run(seed: int, counts: Counter[str]) -> None:
     llm = llm_of(made, **{k: v for k, v in scene._asdict().items() if k not in ("layout", "prefix_cache", "mode", "batching")})
     try:
         for prompt, sampling in zip(prompts, samplings, strict=True):
-            llm._requests(prompt, sampling)
+            llm.stream(prompt, sampling)  # checks at once
     except RequestTooLong:
         counts["too long for the pool"] += 1
         return
