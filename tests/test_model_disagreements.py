@@ -278,6 +278,25 @@ def test_a_field_of_another_kind_is_refused(tmp_path: Path, name: str, value: ob
     assert {"num_key_value_heads": "num_kv_heads", "bos_token_id": "bos_token_id"}.get(name, name) in message
 
 
+OTHER_ATTENTION = [("is_causal", False), ("is_causal", None), ("sliding_window", 4), ("sliding_window", "4"), ("attention_chunk_size", 4),
+                   ("layer_types", ["full_attention", "sliding_attention"]), ("per_layer_config", {"0": {"head_dim": 4}}),
+                   ("text_config", {"hidden_size": 32}), ("rms_norm_eps", 10**400)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), OTHER_ATTENTION)
+def test_keys_that_change_what_a_token_attends_to_are_refused(name: str, value: object) -> None:
+    """transformers attends to later tokens for is_causal (logits off by 4.8), and decodes with a cache of 4 for a window of 4."""
+    base = CONFIG.to_hf()
+    with pytest.raises(UserError, match=f"config.json: {name}"):
+        LlamaConfig.from_hf(base | {name: value}, "config.json")
+
+
+@pytest.mark.parametrize("changes", [{"is_causal": True}, {"sliding_window": None}, {"sliding_window": 128},
+                                     {"sliding_window": 4, "layer_types": ["full_attention"] * 2}])  # fmt: skip
+def test_keys_that_change_nothing_are_taken(changes: dict[str, Any]) -> None:
+    assert LlamaConfig.from_hf(CONFIG.to_hf() | changes, "config.json") == CONFIG
+
+
 def test_an_end_id_of_generation_config_of_another_kind_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path)
     (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}', encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +82,8 @@ class LlamaConfig:
         """
         _refuse_other_models(config, source)
         read = _Fields(config, source)
+        num_positions = read.whole("max_position_embeddings", 2048)
+        _refuse_other_attention(config, source, num_positions)
         hidden_size, num_heads = read.whole("hidden_size"), read.whole("num_attention_heads")
         theta, scaling = _rope(config, source)
         return cls(
@@ -92,7 +94,7 @@ class LlamaConfig:
             num_heads=num_heads,
             num_kv_heads=read.whole("num_key_value_heads", num_heads),
             head_dim=read.whole("head_dim", hidden_size // max(1, num_heads)),
-            max_position_embeddings=read.whole("max_position_embeddings", 2048),
+            max_position_embeddings=num_positions,
             rms_norm_eps=read.number("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
@@ -171,8 +173,8 @@ class _Fields:
 
 
 def is_positive(value: object) -> bool:
-    """Whether it is a finite number above 0 (true and false are none)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    """Whether it is a number above 0 that a float can hold (true and false are none)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def _refuse_other_models(config: Mapping[str, Any], source: str) -> None:
@@ -193,6 +195,24 @@ def _refuse_other_models(config: Mapping[str, Any], source: str) -> None:
     if config.get("transformers_weights"):
         raise UserError(f"{source}: transformers_weights = {config['transformers_weights']!r} is not supported. Save the weights as"
                         " model.safetensors and remove the key.")  # fmt: skip
+
+
+def _refuse_other_attention(config: Mapping[str, Any], source: str, num_positions: int) -> None:
+    """UserError for keys under which transformers has a Llama attend to other tokens than all before it, or differently by layer."""
+    if not config.get("is_causal", True):
+        raise UserError(f"{source}: is_causal = {config['is_causal']!r} is not supported: a token would attend to later ones as well.")
+    for name in ("per_layer_config", "text_config"):
+        if config.get(name):
+            raise UserError(f"{source}: {name} is not supported. Supported: one setting for all layers, at the top level.")
+    if (layer_types := config.get("layer_types")) is not None:
+        if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
+            raise UserError(f"{source}: layer_types = {layer_types!r} is not supported. Supported: 'full_attention' for each layer.")
+        return
+    for name in ("sliding_window", "attention_chunk_size"):
+        window = config.get(name)
+        if window is not None and not (is_positive(window) and window >= num_positions):
+            raise UserError(f"{source}: {name} = {window!r} is not supported: a Llama attends to all earlier tokens. Remove the key if the"
+                            " model was trained so.")  # fmt: skip
 
 
 def _rope(config: Mapping[str, Any], source: str) -> tuple[float, RopeScaling | None]:
