@@ -15,13 +15,12 @@ SMALL = tuple(f"tests/test_replay_engine.py::test_small_pools_equal_the_engine[{
 
 MUTANTS = [
     Mutant("access-prefix-goes-on-after-a-miss", "kvlab/replay/access.py",
-           "                if prefix < 0:\n                    prefix = num_hits\n                content",
-           "                prefix = num_hits\n                content",
+           "                if prefix < 0:\n                    prefix = num_hits\n", "                prefix = num_hits\n",
            (REPLAY,)),
     Mutant("access-prefix-of-all-misses", "kvlab/replay/access.py", "prefix_hits.append(num_hits if prefix < 0 else prefix)",
            "prefix_hits.append(num_hits if prefix <= 0 else prefix)", (REPLAY,)),
-    Mutant("access-prefix-one-more", "kvlab/replay/access.py", "                    prefix = num_hits\n                content",
-           "                    prefix = num_hits + 1\n                content", (REPLAY,)),
+    Mutant("access-prefix-one-more", "kvlab/replay/access.py", "                    prefix = num_hits\n",
+           "                    prefix = num_hits + 1\n", (REPLAY,)),
     Mutant("access-hit-used-s", "kvlab/replay/access.py",
            "                block.used_s = now_s\n                on_hit",
            "                on_hit",
