@@ -297,6 +297,31 @@ def test_keys_that_change_nothing_are_taken(changes: dict[str, Any]) -> None:
     assert LlamaConfig.from_hf(CONFIG.to_hf() | changes, "config.json") == CONFIG
 
 
+def test_more_layers_than_tensors_are_refused_before_their_names_are_made(tmp_path: Path) -> None:
+    assert "asks for 1000000000 layers" in refusal(write(tmp_path, num_hidden_layers=10**9))
+
+
+def test_a_config_nested_too_deeply_is_no_json_of_ours(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    (folder / "config.json").write_text("[" * 100_000 + "]" * 100_000, encoding="utf-8")
+    assert "config.json can't be read as JSON" in refusal(folder)
+
+
+@pytest.mark.parametrize(("error", "message"), [
+    (RuntimeError("proxy says no"), r"can't be downloaded \(proxy says no\). Connect to the internet"),
+    (OSError(28, "No space left on device"), r"the hub's cache can't be written .*No space left.*HF_HOME"),
+])  # fmt: skip
+def test_whatever_the_hub_raises_is_a_sentence(monkeypatch: pytest.MonkeyPatch, error: Exception, message: str) -> None:
+    import huggingface_hub
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(UserError, match=message):
+        load_model(hf(id="someone/some-llama"), "float32", "cpu")
+
+
 def test_an_end_id_of_generation_config_of_another_kind_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path)
     (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}', encoding="utf-8")

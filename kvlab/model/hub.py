@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from kvlab.types import UserError
@@ -29,7 +30,7 @@ def resolve_folder(id: str | None, path: str | None) -> Path:
 
 def _hub_folder(id: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     try:
         return Path(snapshot_download(id, allow_patterns=ALLOWED, ignore_patterns=IGNORED))
@@ -39,9 +40,18 @@ def _hub_folder(id: str) -> Path:
         raise UserError(f"model.id={id}: access is gated. Accept the licence on huggingface.co and log in with `hf auth login`.") from None
     except RepositoryNotFoundError:
         raise UserError(f"model.id={id} does not exist on the Hugging Face hub (or is private: log in with `hf auth login`).") from None
-    except (LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"model.id={id} is not in the local hub cache and can't be downloaded ({reason}). Connect to the internet once, copy the"
-            " folder here and pass model.path=FOLDER, or use model=smollm2 (comes from PyPI)."
-        ) from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise UserError(f"model.id={id}: the hub's cache can't be written ({error}). Free space there, or set HF_HOME to another"
+                            " folder.") from None  # fmt: skip
+        raise _unreachable(id, error) from None
+    except Exception as error:  # the hub's client and those it downloads with have errors of their own for a network that fails
+        raise _unreachable(id, error) from None
+
+
+def _unreachable(id: str, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(
+        f"model.id={id} is not in the local hub cache and can't be downloaded ({reason}). Connect to the internet once, copy the"
+        " folder here and pass model.path=FOLDER, or use model=smollm2 (comes from PyPI)."
+    )

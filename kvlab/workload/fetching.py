@@ -91,8 +91,10 @@ def _download(trace: PublicTrace, file: Any) -> str:
                     bar.update(done)
     except urllib.error.HTTPError as error:
         raise UserError(f"{trace.url} answers {error.code} {error.reason}.") from None
-    except http.client.IncompleteRead:
-        pass  # told below, as where the client library says nothing
+    except http.client.IncompleteRead as error:
+        done += len(error.partial)
+        of = "" if total is None else f" of {total}"
+        raise UserError(f"{trace.url} broke off after {done}{of} bytes. Try again.") from None
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         raise UserError(f"{trace.url} can't be reached ({getattr(error, 'reason', None) or error}).") from None
     if total is not None and done < total:
@@ -107,9 +109,12 @@ def _check_kept(trace: PublicTrace, path: Path, record: Path) -> None:
     if known == kept.get("sha256") and [kept.get("num_bytes"), kept.get("mtime_ns")] == [stat.st_size, stat.st_mtime_ns]:
         return
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise UserError(f"{path} can't be read ({error.strerror or error}). Give the right to, or set KVLAB_CACHE.") from None
     if known is not None and digest.hexdigest() != known:
         raise UserError(f"{path} has SHA-256 {digest.hexdigest()} where {known} is expected: it was changed. Delete it to fetch it again.")
     _write(record, path, trace, digest.hexdigest())
