@@ -2,6 +2,8 @@
 
 Measured on a 2-core AVX-512 machine with SmolLM2's shapes in float32 (experiments/bench/bench_linear.py): all products of a step take
 28 / 53 / 93 ms for 1 / 8 / 32 tokens with plain weights and 31 / 34 / 72 ms with packed ones; from 192 tokens on there is no difference.
+On two cores of an AMD Zen 5: 34 / 65 / 101 ms plain, 16 / 20 / 34 ms packed; layouts for other batch sizes gain nothing over one for 32.
+In bfloat16, where oneDNN has it, packed weights make a whole decode step about a third shorter than plain ones at 1 sequence.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Linear:
         return result
 
     def pack(self) -> None:
-        """Pack the weight if oneDNN can and it pays (float32 on an x86 CPU); `weight` is empty afterwards, to hold it only once."""
+        """Pack the weight if oneDNN can and it pays (float32, and bfloat16 where the processor has it, on an x86 CPU); `weight` is empty
+        afterwards, to hold it only once."""
         if self._packed is None and can_pack(self.weight):
             self._packed = _packed(self.weight)
             self.weight = self.weight.new_empty(0)
@@ -50,12 +53,13 @@ class Linear:
 def can_pack(weight: torch.Tensor) -> bool:
     """Whether this build of torch has oneDNN's packed products for such a weight."""
     return (
-        weight.dtype == torch.float32
+        weight.dtype in (torch.float32, torch.bfloat16)
         and weight.device.type == "cpu"
         and platform.machine().lower() in ("x86_64", "amd64")
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and (weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 
