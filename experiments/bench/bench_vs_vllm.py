@@ -5,7 +5,12 @@
 Each side is a process of its own that loads once; they take turns within a round, and the one that is not asked sleeps. All prompts (128
 random tokens each) are computed in one step; decoding (32 tokens out) is timed from the step after which every sequence has its first
 token to the last one. One JSON line: medians over the rounds, their ratio, and how many sequences of both sides are token for token equal.
+`best` is the same from each side's shortest step, which other work on the machine disturbs least.
 Goals: decoding at least 1.2x vLLM's at 1 and 8 sequences, 1x at 32.
+
+Floor, on two cores of an AMD Zen 5: a step reads 538 MB of weights, at 36-46 GB/s 12-15 ms (65-85 tokens/s at 1 sequence); at 32 it does
+8.6 GFLOP, at 390 GFLOPS 22 ms, and reads 212 MB of K and V, 6 ms (1,150 tokens/s). oneDNN's products alone, from cold caches, take 13.6 /
+16.8 / 28.4 ms at 1 / 8 / 32 sequences; vLLM calls the same ones, so that 1.2x has to come from all that is not a product.
 
 vLLM's environment (Python 3.11, no GPU; 2 minutes):
 
