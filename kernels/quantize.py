@@ -43,14 +43,14 @@ def quantize_fp8(x_TKD: torch.Tensor, scale: torch.Tensor | None) -> torch.Tenso
 
 
 def dequantize(stored_TKD: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Stored numbers times their scale as `dtype`, [T, K, D]. scale: None (1), float32 [1], or float16 [T, K].
+    """Stored numbers times their scale as `dtype`, [T, K, D] or [rows, D]. scale: None (1), float32 [1], or float16 [T, K] or [rows].
 
     The product is taken in float32 (float64 for float64) and rounded once.
     """
     if scale is None:
         return stored_TKD.to(dtype)
     wide = torch.promote_types(torch.float32, dtype)
-    factor = scale.to(wide) if scale.dim() == 1 else scale.to(wide)[..., None]
+    factor = scale.to(wide) if len(scale) == 1 and scale.dim() == 1 else scale.to(wide)[..., None]
     return stored_TKD.to(wide).mul_(factor).to(dtype)
 
 

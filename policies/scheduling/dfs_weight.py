@@ -57,9 +57,11 @@ class DfsWeight(SchedulingPolicy):
         num_blocks: dict[bytes, int] = {}
         for group, cached, later in zip(waiting, num_cached, puts_off, strict=True):
             if not later:
-                last = prefixes.keys(group)[cached // size - 1] if cached >= size else b""
+                keys = prefixes.keys(group) if cached >= size else ()
+                num = min(cached // size, len(keys))  # what slots of a ring keep is found without keys
+                last = keys[num - 1] if num else b""
                 matches[last].append(group)
-                num_blocks[last] = cached // size
+                num_blocks[last] = num
         root = _Node()
         for last, groups in matches.items():
             _insert(root, prefixes.keys(groups[0])[: num_blocks[last]], groups)
