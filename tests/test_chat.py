@@ -45,6 +45,19 @@ def test_parts_of_text_are_one_text(tmp_path: Path, content: Any) -> None:
     assert parse_line("f, line 1", json.dumps({"messages": messages})).content == HI
 
 
+@pytest.mark.parametrize("template", [
+    "{% for m in messages %}{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{% endfor %}",
+    "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}",
+    "{% for m in messages %}{% set content = m['content'] %}{% for part in content %}{{ part.text }}{% endfor %}{% endfor %}",
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}"
+    "{% endif %}{% endfor %}",
+])  # fmt: skip
+def test_a_template_that_knows_parts_only_is_given_parts(tmp_path: Path, template: str) -> None:
+    for content in ("Hi", [{"type": "text", "text": "Hi"}]):
+        assert said(tokenizer(tmp_path, template), [{"role": "user", "content": content}]) == "Hi"
+
+
 WRONG = {
     "content = None is not allowed": [{"role": "user", "content": None}],
     "content = 3 is not allowed": [{"role": "user", "content": 3}],

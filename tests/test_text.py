@@ -103,7 +103,7 @@ def test_random_sequences_cut_anywhere(kind: str, tmp_path: Path) -> None:
     tokenizer, rng = made(kind, tmp_path), random.Random(kind)
     odd = range(max(0, tokenizer.vocab_size - 30), tokenizer.vocab_size)
     for _ in range(150):
-        ids = [rng.choice(odd) if rng.random() < 0.6 else rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(1, 14))]
+        ids = [rng.choice(odd) if rng.random() < 0.6 else rng.randrange(tokenizer.vocab_size + 9) for _ in range(rng.randrange(1, 14))]
         check(tokenizer, ids)
         stream, told = Detokenizer(tokenizer), ""
         for end, token in enumerate(ids, start=1):
@@ -153,7 +153,7 @@ def test_a_wrong_byte_spoils_its_run_in_the_stream_as_in_the_text(tmp_path: Path
 
 
 def test_tokens_special_in_the_file_alone_have_no_text(tmp_path: Path) -> None:
-    """tokenizer.json says what is special, not the few roles (bos, eos ...) of tokenizer_config.json; and the other way round."""
+    """tokenizer.json says what is special, not the few roles (bos, eos ...) of tokenizer_config.json."""
     tokenizer = made("llama3", tmp_path, '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|eot_id|>"}')
     reserved = tokenizer._fast.backend_tokenizer.token_to_id("<|reserved|>")
     assert reserved not in tokenizer._fast.all_special_ids

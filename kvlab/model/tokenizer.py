@@ -137,6 +137,8 @@ class HFTokenizer:
                             " to use as chat_template.jinja in its folder.")  # fmt: skip
         template = templates["default"] if isinstance(templates, dict) else templates
         try:
+            if _takes_parts_only(template):
+                checked = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in checked]
             text = self._fast.apply_chat_template(
                 checked, chat_template=_with_date(template, self.chat_date), tokenize=False, add_generation_prompt=True
             )
@@ -149,6 +151,27 @@ class HFTokenizer:
         other = copy.copy(self)
         other.chat_date = chat_date(date)
         return other
+
+
+def _takes_parts_only(template: str) -> bool:
+    """Whether a chat template goes through the parts of a content and never asks whether it is a text: it would go through its letters."""
+    import jinja2
+    from jinja2 import nodes
+
+    def is_content(node: nodes.Node) -> bool:
+        names = (nodes.Getattr, "attr"), (nodes.Name, "name")
+        if any(isinstance(node, kind) and getattr(node, name) == "content" for kind, name in names):
+            return True
+        return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+
+    if "content" not in template:
+        return False
+    try:
+        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except jinja2.TemplateError:  # tags of transformers' own, or a fault that rendering will say
+        return False
+    goes_through = any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    return goes_through and not any(test.name == "string" and is_content(test.node) for test in tree.find_all(nodes.Test))
 
 
 def _with_date(template: str, date: datetime.date) -> str:
