@@ -4,13 +4,14 @@ textbook version of the whole policy over plain lists."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from random import Random
 
 import pytest
 from eviction_stage import Stage
 
 from kvlab.policies.base import EvictionPolicy
-from kvlab.policies.eviction import Arc, Gdsf, S3Fifo, Sieve, Slru, Ttl, TwoQ
+from kvlab.policies.eviction import Arc, Gdsf, Lirs, Lru, S3Fifo, Sieve, Slru, Ttl, TwoQ, WTinyLfu
 from kvlab.policies.eviction._queues import Ghosts
 from kvlab.policies.eviction._sketch import FrequencySketch
 from kvlab.replay import replay
@@ -129,15 +130,117 @@ def textbook_sieve(accesses: list[int], capacity: int) -> list[int]:
     return gone
 
 
-@pytest.mark.parametrize(("policy", "textbook"), [(S3Fifo, textbook_s3fifo), (Sieve, textbook_sieve)])
-def test_a_textbook_decides_the_same(policy: type[EvictionPolicy], textbook: object) -> None:
+def textbook_two_q(accesses: list[int], capacity: int) -> list[int]:
+    """Johnson and Shasha, the full version: A1in a quarter of the pool, A1out remembers half as many as the pool holds."""
+    a1in, am, a1out = deque[int](), deque[int](), deque[int]()
+    gone: list[int] = []
+    for block in accesses:
+        if block in am:
+            am.remove(block)
+            am.append(block)
+            continue
+        if block in a1in:
+            continue
+        remembered = block in a1out
+        if remembered:
+            a1out.remove(block)
+        if len(a1in) + len(am) == capacity:
+            if am and len(a1in) <= int(0.25 * capacity):
+                gone.append(am.popleft())
+            else:
+                gone.append(a1in.popleft())
+                a1out.append(gone[-1])
+                if len(a1out) > int(0.5 * capacity):
+                    a1out.popleft()
+        (am if remembered else a1in).append(block)
+    return gone
+
+
+def textbook_lirs(accesses: list[int], capacity: int) -> list[int]:
+    """Jiang and Zhang: a stack of what was used lately and a queue of resident HIR blocks; as many gone ones are remembered as it holds."""
+    stack: list[int] = []  # the most recent last
+    queue, forgotten_next = deque[int](), deque[int]()
+    lir: set[int] = set()
+    gone: list[int] = []
+    num_lir = capacity - max(1, int(0.2 * capacity))
+
+    def prune() -> None:
+        while stack and stack[0] not in lir:
+            lowest = stack.pop(0)
+            if lowest in forgotten_next:
+                forgotten_next.remove(lowest)
+
+    def to_top(block: int) -> None:
+        if block in stack:
+            stack.remove(block)
+        stack.append(block)
+
+    for block in accesses:
+        in_stack, was_gone = block in stack, block in forgotten_next
+        if block in lir:
+            to_top(block)
+        elif block in queue:
+            queue.remove(block)
+            to_top(block)
+            if in_stack:
+                lir.add(block)
+            else:
+                queue.append(block)
+        else:
+            if len(lir) + len(queue) == capacity:
+                gone.append(queue.popleft())
+                if gone[-1] in stack:
+                    forgotten_next.append(gone[-1])
+            was_gone = block in forgotten_next
+            if was_gone:
+                forgotten_next.remove(block)
+            to_top(block)
+            if was_gone or len(lir) < num_lir:
+                lir.add(block)
+            else:
+                queue.append(block)
+            while len(forgotten_next) > capacity:
+                stack.remove(forgotten_next.popleft())
+        if len(lir) > num_lir:
+            lowest = next(one for one in stack if one in lir)
+            lir.remove(lowest)
+            stack.remove(lowest)
+            queue.append(lowest)
+        prune()
+    return gone
+
+
+def lirs() -> Lirs:
+    return Lirs(hir=0.2, ghosts=1.0)
+
+
+@pytest.mark.parametrize(("policy", "textbook"), [(S3Fifo, textbook_s3fifo), (Sieve, textbook_sieve), (TwoQ, textbook_two_q),
+                                                  (lirs, textbook_lirs)])  # fmt: skip
+def test_a_textbook_decides_the_same(policy: Callable[[], EvictionPolicy], textbook: object) -> None:
     """2,000 accesses, some ids far more often than others, in pools of 2 to 30."""
     for capacity in (2, 3, 10, 30):
         rng = Random(capacity)
         accesses = [int(rng.paretovariate(0.7)) % (4 * capacity) for _ in range(2000)]
         gone = textbook(accesses, capacity)  # type: ignore[operator]
         assert len(gone) > 150
-        assert list(replay([[block] for block in accesses], policy, capacity).evicted) == [str(block).encode() for block in gone]
+        assert list(replay([[block] for block in accesses], policy(), capacity).evicted) == [str(block).encode() for block in gone]
+
+
+def test_w_tinylfu_hits_in_the_window_count() -> None:
+    """The window holds one block. j leaves it for x and loses its tie with a, the oldest of the rest; x, used four times when it leaves for
+    y, beats a; y loses its tie with b. With uncounted hits x would lose its tie with a."""
+    assert evicted(WTinyLfu, "abcdefghijxxxxyz", 10) == "jay"
+    assert evicted(WTinyLfu, "abcdefghijxyz", 10) == "jxy"
+
+
+def test_lru_a_block_that_is_held_again_is_no_candidate() -> None:
+    stage = Stage(Lru(), 3)
+    stage.serve("a", "b", "c")
+    policy, pool = stage.pool.eviction, stage.pool
+    assert policy is not None
+    first = policy.victim(pool.now)
+    pool.hit([first])
+    assert policy.victim(pool.now) != first
 
 
 # ------------------------------------------------------------------------------------------ ghosts, segments, sketch
