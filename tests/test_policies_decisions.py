@@ -332,3 +332,12 @@ def test_storage(policy: Any, stored: list[str], lossless_for: list[bool]) -> No
     assert [policy.storage(dtype) for dtype in dtypes] == stored
     assert [policy.lossless_for(dtype) for dtype in dtypes] == lossless_for
     assert policy.lossless is lossless_for[1]
+
+
+def test_a_prompt_as_long_as_a_step_waits_for_one_and_a_longer_one_is_cut() -> None:
+    assert [PrefillFirst().chunk(num_uncomputed, 50, 100) for num_uncomputed in (50, 51, 100, 101)] == [50, 0, 0, 50]
+
+
+def test_fp8_scales_of_keys_and_of_values_are_not_taken_for_one_another() -> None:
+    assert Fp8(k_scale=0.5, v_scale=2.0).scales() == (0.5, 2.0)
+    assert Fp8(v_scale=[2, 3]).scales() == (1.0, (2.0, 3.0))
